@@ -1,7 +1,5 @@
 #include "bench/exchange.h"
 
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,6 +33,7 @@
 #include "log/log.h"
 #include "proto/codec.h"
 #include "proto/frame.h"
+#include "proto/free_port.h"
 #include "security/identity.h"
 #include "security/throwaway_certificates.h"
 #include "storage/temporary_directory.h"
@@ -51,17 +50,6 @@ std::string NameOf(const RankOptions& rank) {
   const std::string of =
       rank.optimizer == StepOptimizer::kAdam ? "" : NameOfOptimizer(rank.optimizer) + ", ";
   return absl::StrCat("optimizer step, ", of, codec);
-}
-
-// A TCP port that nothing listens on, here and now; behind links nothing else does either.
-uint16_t FreePort() {
-  sockaddr_in address = {.sin_family = AF_INET, .sin_port = 0, .sin_addr = {INADDR_ANY}};
-  socklen_t size = sizeof(address);
-  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  bind(listener, reinterpret_cast<sockaddr*>(&address), size);
-  getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
-  close(listener);
-  return ntohs(address.sin_port);
 }
 
 // Who serves a group, or several: in plain text, or over mTLS.

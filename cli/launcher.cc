@@ -29,6 +29,7 @@
 #include "cli/restart_limit.h"
 #include "log/log.h"
 #include "proto/exit_code.h"
+#include "proto/free_port.h"
 #include "proto/processors.h"
 #include "proto/steady_time.h"
 #include "security/identity.h"
@@ -227,6 +228,12 @@ class LaunchedRun {
     Environment environment = EnvironmentOf(rank, options_.workers);
     environment.push_back({"SIGNPOST_JOB", job_});
     environment.push_back({"SIGNPOST_LAUNCHER", "signpost run"});  // ends the others if one fails
+    // torch.distributed's, and what is built on it: without them each rank would train by itself.
+    environment.insert(environment.end(), {{"RANK", absl::StrCat(rank)},
+                                           {"LOCAL_RANK", absl::StrCat(rank)},
+                                           {"WORLD_SIZE", absl::StrCat(options_.workers)},
+                                           {"MASTER_ADDR", "127.0.0.1"},
+                                           {"MASTER_PORT", absl::StrCat(torch_port_)}});
     // An empty one overrides that of a run around this one.
     environment.push_back(
         {"SIGNPOST_NODE", options_.per_node == 0 ? "" : SocketOf(rank / options_.per_node)});
@@ -581,6 +588,7 @@ class LaunchedRun {
 
   const LaunchOptions& options_;
   const std::string job_;
+  const uint16_t torch_port_ = FreePort();  // of torch.distributed's store, if the ranks make one
   const ProcessScope scope_;                           // outlives the processes
   const TemporaryDirectory directory_{PrefixOfRun()};  // for certificates and sockets
   std::vector<Shard> shards_;

@@ -48,7 +48,8 @@ struct ListeningAggregator {
 struct LaunchOptions {
   // One worker's program, found in PATH, and its arguments. Its environment says who it is:
   // SIGNPOST_AGGREGATORS, SIGNPOST_JOB (another one for each launch), SIGNPOST_RANK,
-  // SIGNPOST_WORLD_SIZE, LOCAL_WORLD_SIZE, SIGNPOST_FAILURE_TIMEOUT, SIGNPOST_TLS_DIR, and with
+  // SIGNPOST_WORLD_SIZE, SIGNPOST_FAILURE_TIMEOUT, SIGNPOST_TLS_DIR; torchrun's RANK, LOCAL_RANK,
+  // WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; with
   // min_workers SIGNPOST_ROUND_DEADLINE and SIGNPOST_MIN_WORKERS; and, unless they are set, glibc's
   // MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_, and of several ranks each one's share of the
   // processors as OMP_NUM_THREADS.

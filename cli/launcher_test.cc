@@ -72,6 +72,14 @@ TEST_F(LaunchTest, TellsEachRankWhoItIsAndWhereTheShardsAre) {
   EXPECT_THAT(OutputOfRank(1), ElementsAre("1/2 fake:0/3,fake:1/3,fake:2/3"));
 }
 
+TEST_F(LaunchTest, TellsEachRankWhatTorchrunWould) {
+  options_.workers = 2;
+  RunScript("echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT");
+  EXPECT_THAT(OutputOfRank(0), ElementsAre(ContainsRegex("^0 0 2 2 127.0.0.1 [1-9][0-9]*$")));
+  EXPECT_EQ(OutputOfRank(1)[0].substr(0, 7), "1 1 2 2");
+  EXPECT_EQ(OutputOfRank(1)[0].substr(7), OutputOfRank(0)[0].substr(7));
+}
+
 TEST_F(LaunchTest, TellsRanksAndAggregatorsTheFailureTimeout) {
   options_.failure_timeout = *FailureTimeout::Of(absl::Milliseconds(1500));
   options_.aggregator_command = {"sh", "-c", "echo listening on fake:$*; exec tail -f /dev/null",

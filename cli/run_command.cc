@@ -67,7 +67,8 @@ Command AddRunCommand(CLI::App& program, const std::vector<std::string>& command
   app.footer(
       "COMMAND and its arguments stand behind ' -- '. SIGNPOST_AGGREGATORS, SIGNPOST_JOB,\n"
       "SIGNPOST_RANK, SIGNPOST_WORLD_SIZE and SIGNPOST_FAILURE_TIMEOUT are in each rank's\n"
-      "environment; a Session joins with them. Each compresses and applies with its share of the\n"
+      "environment; a Session joins with them. So are RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR\n"
+      "and MASTER_PORT, for torch.distributed. Each rank compresses and applies with its share of the\n"
       "processors, or with SIGNPOST_THREADS threads; PyTorch of several ranks computes with as\n"
       "many as there are for each, or with OMP_NUM_THREADS. If a rank fails, the others are "
       "stopped,\n"

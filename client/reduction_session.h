@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "client/one_call.h"
 #include "client/owner.h"
 #include "client/session_options.h"
 #include "kernels/gpu.h"
@@ -26,9 +27,14 @@
 
 namespace signpost {
 
-// Not thread-safe. Of the process that has joined, as a Session.
+// Of the process that has joined, and for one call at a time, as a Session.
 class ReductionSession {
  public:
+  // Waits for a call that is under way.
+  ~ReductionSession() {
+    calls_.Wait([&] { worker_.reset(); });
+  }
+
   // Connects, and blocks until all ranks have joined: a reduction is a job of its own, and so has
   // errors of its own on workers and aggregators. It is called "<job>/<name>"; `name` tells the
   // training job's reductions apart and must be the same on all ranks, as must be `tensors`: their
@@ -42,21 +48,30 @@ class ReductionSession {
                                                                 std::vector<Parameter> tensors);
 
   // As Worker's.
-  absl::Status SetStream(kernels::cuda::Stream stream) { return worker_->SetStream(stream); }
+  absl::Status SetStream(kernels::cuda::Stream stream) {
+    return calls_.Run("SetStream", [&] { return worker_->SetStream(stream); });
+  }
 
   // In place: values[i], of tensor i's size, becomes its mean or sum over all ranks, as
   // Worker::Reduce. All ranks must call it equally often.
   absl::StatusOr<StepReport> Reduce(absl::Span<const absl::Span<float>> values) {
-    return worker_->Reduce(values);
+    return calls_.Run("Reduce", [&] { return worker_->Reduce(values); });
   }
 
   // Ends this worker's membership, and with those of all ranks the errors.
-  absl::Status Leave() { return worker_->Leave(); }
+  absl::Status Leave() {
+    return calls_.Run("Leave", [&] { return worker_->Leave(); });
+  }
 
-  uint64_t steps() const { return worker_->steps(); }  // calls that were done
+  // Calls that were done.
+  uint64_t steps() const {
+    return calls_.Wait([&] { return worker_->steps(); });
+  }
 
   // As Session's.
-  WireBytes wire_bytes() { return counter_.Read(); }
+  WireBytes wire_bytes() {
+    return calls_.Wait([&] { return counter_.Read(); });
+  }
 
   const Owner& owner() const { return owner_; }
 
@@ -68,6 +83,7 @@ class ReductionSession {
   std::unique_ptr<kernels::cuda::Gpu> gpu_;  // null: tensors are the host's
   std::unique_ptr<Worker> worker_;
   WireByteCounter counter_;
+  mutable OneCall calls_;
   const Owner owner_;
 };
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "client/exclusive_session.h"
 #include "client/owner.h"
 #include "client/worker_session.h"
 #include "node/attached_session.h"
@@ -11,6 +12,13 @@
 
 namespace signpost {
 namespace {
+
+template <class Joined>
+absl::StatusOr<std::unique_ptr<Session>> Exclusive(
+    absl::StatusOr<std::unique_ptr<Joined>> session) {
+  if (!session.ok()) return session.status();
+  return std::make_unique<ExclusiveSession>(*std::move(session));
+}
 
 uint64_t RoundUp(uint64_t number, uint64_t unit) { return (number + unit - 1) / unit * unit; }
 
@@ -39,9 +47,9 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& opt
   if (absl::Status status = Owner::CheckMayJoin(); !status.ok()) return status;
   const Owner while_joining;
   if (!options.node.empty()) {
-    return node::AttachedSession::Join(options, optimizer, std::move(parameters));
+    return Exclusive(node::AttachedSession::Join(options, optimizer, std::move(parameters)));
   }
-  return WorkerSession::Join(options, optimizer, std::move(parameters));
+  return Exclusive(WorkerSession::Join(options, optimizer, std::move(parameters)));
 }
 
 }  // namespace signpost

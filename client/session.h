@@ -41,8 +41,12 @@ namespace signpost {
 void SetAsDeepSpeed(absl::Span<const Parameter> parameters, SessionOptions& session,
                     OptimizerOptions& optimizer);
 
-// One worker's membership in a job. Not thread-safe. It is of the process that has joined: a fork
-// of that must call nothing of it but owner(), nor destroy it.
+// One worker's membership in a job. It is of the process that has joined: a fork of that must call
+// nothing of it but owner(), nor destroy it.
+//
+// Threads: one call at a time. While one is under way, another thread's call returns
+// FAILED_PRECONDITION, which names both, and changes nothing. steps(), is_synchronised() and
+// wire_bytes() then return what they did before it. ParametersCrc32c() and the destructor wait.
 class Session {
  public:
   // Without leaving.

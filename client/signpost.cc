@@ -34,7 +34,9 @@
 #include "config/file.h"
 #include "config/session_settings.h"
 #include "kernels/gpu.h"
+#include "proto/aggregator.pb.h"
 #include "proto/exit_code.h"
+#include "worker/saved_state.h"
 
 struct signpost_session {
   std::unique_ptr<signpost::Session> session;
@@ -44,6 +46,8 @@ struct signpost_session {
 
 struct signpost_state {
   std::string bytes;
+  std::optional<signpost::SavedState> parts = std::nullopt;  // once they are asked for
+  std::string description;
 };
 
 struct signpost_config {
@@ -69,7 +73,9 @@ using signpost::OptimizerOptions;
 using signpost::Parameter;
 using signpost::ReductionOptions;
 using signpost::ReductionSession;
+using signpost::SavedState;
 using signpost::SessionOptions;
+using signpost::StateField;
 using signpost::StepReport;
 using signpost::ZeroOneOptions;
 using signpost::config::File;
@@ -77,6 +83,12 @@ using signpost::config::SessionSettings;
 
 std::atomic<signpost_interrupt> interrupt = nullptr;
 thread_local signpost_interrupt thread_interrupt = nullptr;
+
+struct ReplacedExitStatus {
+  int status;
+  int code;
+};
+std::atomic<ReplacedExitStatus> replaced_exit_status = ReplacedExitStatus{0, 0};
 
 absl::Status CheckDirectory(const char* directory) {
   if (directory != nullptr && *directory != '\0') return absl::OkStatus();
@@ -299,6 +311,15 @@ void Close(Joined* joined) {
   if (joined != nullptr && joined->session->owner().IsThisProcess()) delete joined;
 }
 
+absl::StatusOr<const SavedState*> PartsOf(signpost_state& state) {
+  if (!state.parts) {
+    absl::StatusOr<SavedState> parts = SavedState::Read(state.bytes);
+    if (!parts.ok()) return parts.status();
+    state.parts = *std::move(parts);
+  }
+  return &*state.parts;
+}
+
 Parameter ParameterOf(const signpost_parameter& parameter) {
   Parameter result;
   result.name = parameter.name;
@@ -404,6 +425,18 @@ int signpost_exit_code(int code) {
   const auto status_code = static_cast<absl::StatusCode>(code);
   const bool is_last = last_failure.code() == status_code;
   return signpost::ExitCodeOf(is_last ? last_failure : absl::Status(status_code, ""));
+}
+
+void signpost_replace_exit_status(int status, int code) {
+  replaced_exit_status = ReplacedExitStatus{status, code};
+  // glibc goes on with the handlers that are left when one of them calls exit().
+  static const int registered = on_exit(
+      [](int status, void*) {
+        const ReplacedExitStatus replaced = replaced_exit_status;
+        if (status == replaced.status && status != replaced.code) exit(replaced.code);
+      },
+      nullptr);
+  static_cast<void>(registered);
 }
 
 void signpost_options_init(signpost_options* options) {
@@ -601,6 +634,67 @@ const void* signpost_state_data(const signpost_state* state, size_t* bytes) {
 }
 
 void signpost_free_state(signpost_state* state) { delete state; }
+
+int signpost_state_description(signpost_state* state, const char** json, char* error,
+                               size_t error_size) {
+  return Guard(error, error_size, [&] {
+    const absl::StatusOr<const SavedState*> parts = PartsOf(*state);
+    if (!parts.ok()) return parts.status();
+    if (state->description.empty()) state->description = (*parts)->Description();
+    *json = state->description.c_str();
+    return absl::OkStatus();
+  });
+}
+
+int signpost_state_field(signpost_state* state, size_t tensor, uint32_t field, float* values,
+                         size_t* elements, char* error, size_t error_size) {
+  return Guard(error, error_size, [&] {
+    const absl::StatusOr<const SavedState*> parts = PartsOf(*state);
+    if (!parts.ok()) return parts.status();
+    if (tensor >= (*parts)->tensors() || field >= SIGNPOST_FIELDS) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("there is no field ", field, " of tensor ", tensor, ": the state has ",
+                       (*parts)->tensors(), " tensors with ", SIGNPOST_FIELDS, " fields each"));
+    }
+    const size_t wanted = (*parts)->FieldElements(tensor, static_cast<StateField>(field));
+    if (values != nullptr && *elements < wanted) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("there is room for ", *elements, " numbers, wanted ", wanted));
+    }
+    *elements = wanted;
+    if (values == nullptr) return absl::OkStatus();
+    const std::vector<float> numbers = (*parts)->Field(tensor, static_cast<StateField>(field));
+    std::copy(numbers.begin(), numbers.end(), values);
+    return absl::OkStatus();
+  });
+}
+
+int signpost_state_make(const char* description, uint32_t rank, uint32_t world_size,
+                        const signpost_parameter* parameters, size_t parameter_count,
+                        const signpost_numbers* numbers, signpost_state** state, char* error,
+                        size_t error_size) {
+  return Guard(error, error_size, [&]() -> absl::Status {
+    std::vector<signpost::Tensor> tensors(parameter_count);
+    std::vector<signpost::TensorFields> fields(parameter_count);
+    for (size_t t = 0; t < parameter_count; ++t) {
+      if (parameters[t].name == nullptr) {
+        return absl::InvalidArgumentError(absl::StrCat("parameter ", t, " has no name"));
+      }
+      tensors[t].set_name(parameters[t].name);
+      tensors[t].mutable_shape()->Add(parameters[t].shape,
+                                      parameters[t].shape + parameters[t].dimensions);
+      for (size_t f = 0; f < SIGNPOST_FIELDS; ++f) {
+        const signpost_numbers& field = numbers[t * SIGNPOST_FIELDS + f];
+        if (field.values != nullptr) fields[t][f] = {field.values, field.elements};
+      }
+    }
+    absl::StatusOr<std::string> made = signpost::MakeState(
+        description, {.rank = rank, .world_size = world_size, .tensors = tensors}, fields);
+    if (!made.ok()) return made.status();
+    *state = new signpost_state{*std::move(made)};
+    return absl::OkStatus();
+  });
+}
 
 uint64_t signpost_steps(const signpost_session* session) { return session->session->steps(); }
 

@@ -15,9 +15,13 @@
  * what is reduced during the call, or as long as a GPU needs it.
  *  - SIGNPOST_TRACE in the environment, a directory, has every process that joins record there what
  * it does when (docs/tracing.md).
- *  - A session or a reduction may be used by one thread at a time, different ones by several. No
- * exception crosses this interface.
- *  - Both are of the process that has joined. In a fork of it what returns a code returns
+ *  - A session or a reduction has one call at a time, different ones may have several. While a call is
+ * under way, another thread's call of the same returns SIGNPOST_FAILED_PRECONDITION, which names both,
+ * and changes nothing. signpost_steps and signpost_is_synchronised then return what they did before it;
+ * signpost_parameters_crc32c, signpost_close and signpost_reduction_close wait. A signpost_state or
+ * signpost_config is used by one thread at a time. A signpost_interrupt must not call this library.
+ *  - No exception crosses this interface.
+ *  - Sessions and reductions belong to the process that has joined. In a fork of it what returns a code returns
  * SIGNPOST_INVALID_ARGUMENT for them, and for joining anything while they are open; closing them
  * frees nothing; and the rest must not be called. Fork before joining, or exec after forking.
  */
@@ -46,7 +50,7 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 20
+#define SIGNPOST_ABI 21
 #define SIGNPOST_NEVER UINT64_MAX
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
 
@@ -229,6 +233,11 @@ SIGNPOST_API void signpost_set_thread_interrupt(signpost_interrupt is_interrupte
  * passes, another model does not, and both are FAILED_PRECONDITION. */
 SIGNPOST_API int signpost_exit_code(int code);
 
+/* Makes exit(status) end this process with `code` instead; other statuses stay. Exit handlers run as
+ * ever. For a language whose runtime decides on the status, as Python does: 1 after any exception
+ * that nobody has caught. The last call counts. */
+SIGNPOST_API void signpost_replace_exit_status(int status, int code);
+
 /* Defaults. */
 SIGNPOST_API void signpost_options_init(signpost_options* options);
 SIGNPOST_API void signpost_rates_init(signpost_rates* rates);
@@ -325,6 +334,46 @@ SIGNPOST_API int signpost_save_state(signpost_session* session, signpost_state**
                                      size_t error_size);
 SIGNPOST_API const void* signpost_state_data(const signpost_state* state, size_t* bytes);
 SIGNPOST_API void signpost_free_state(signpost_state* state); /* NULL is allowed */
+
+/* What a saved state has of each tensor, in fp32 numbers. */
+enum {
+  SIGNPOST_FIELD_VALUE = 0,             /* the parameter */
+  SIGNPOST_FIELD_EXP_AVG = 1,           /* the momentum */
+  SIGNPOST_FIELD_EXP_AVG_SQ = 2,        /* the variance */
+  SIGNPOST_FIELD_ERROR = 3,             /* this rank's */
+  SIGNPOST_FIELD_AGGREGATOR_ERROR = 4,  /* the elements of it that this rank saves, perhaps none */
+  SIGNPOST_FIELD_FRESH_EXP_AVG_SQ = 5,  /* with `lamb`; zeros before the freeze step */
+  SIGNPOST_FIELD_ANCHOR = 6,            /* with `zero_one`: the value at the last synchronisation */
+  SIGNPOST_FIELD_LOCAL_SUM = 7,         /* with `zero_one`, this rank's; zeros at a synchronisation */
+};
+#define SIGNPOST_FIELDS 8
+
+typedef struct {
+  const float* values; /* NULL: zeros; of SIGNPOST_FIELD_ANCHOR the parameter's values */
+  size_t elements;
+} signpost_numbers;
+
+/* The same state in parts, as PyTorch's optimizers have theirs. The description is a line of JSON, equal
+ * on all ranks, with the "step" in it; it lives as long as `state`. SIGNPOST_DATA_LOSS if its bytes
+ * are not a saved state. */
+SIGNPOST_API int signpost_state_description(signpost_state* state, const char** json, char* error,
+                                            size_t error_size);
+/* Writes a field of a tensor into `values`, which has room for *elements numbers; or, if that is
+ * NULL, its number of elements into *elements. SIGNPOST_INVALID_ARGUMENT: there is no such tensor or
+ * field, or too little room. */
+SIGNPOST_API int signpost_state_field(signpost_state* state, size_t tensor, uint32_t field,
+                                      float* values, size_t* elements, char* error,
+                                      size_t error_size);
+/* Makes a state out of its parts: numbers[t * SIGNPOST_FIELDS + f] is field f of tensor t. Of
+ * `parameters` names and shapes are looked at. Fields that are missing are filled with zeros. The
+ * error of a rank is in no other rank's state: without it, what compression has left out on that rank
+ * so far is never sent. SIGNPOST_INVALID_ARGUMENT, naming tensor and field, for a wrong number of
+ * elements, and for a rank beyond the world; SIGNPOST_FAILED_PRECONDITION for a description of another
+ * world size. */
+SIGNPOST_API int signpost_state_make(const char* description, uint32_t rank, uint32_t world_size,
+                                     const signpost_parameter* parameters, size_t parameter_count,
+                                     const signpost_numbers* numbers, signpost_state** state,
+                                     char* error, size_t error_size);
 
 /* Steps that were done, those before a resume included: the next one's number. With a round
  * deadline, loops count by it: a late worker takes several steps in one call. */

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <new>
@@ -122,6 +123,18 @@ TEST_F(SignpostJoinTest, HasAnExitCodeForEachCode) {
   EXPECT_EQ(signpost_exit_code(SIGNPOST_DEADLINE_EXCEEDED), 75);
   EXPECT_EQ(signpost_exit_code(SIGNPOST_FAILED_PRECONDITION), 76);
   EXPECT_EQ(signpost_exit_code(13), 70);  // INTERNAL
+}
+
+TEST(SignpostDeathTest, ReplacesTheExitStatusThatItIsGiven) {
+  const auto end = [](int with) {
+    std::atexit([] { std::fprintf(stderr, "first handler"); });
+    signpost_replace_exit_status(2, 40);
+    signpost_replace_exit_status(1, 42);
+    std::exit(with);
+  };
+  EXPECT_EXIT(end(1), ::testing::ExitedWithCode(42), "first handler");
+  EXPECT_EXIT(end(2), ::testing::ExitedWithCode(2), "first handler");
+  EXPECT_EXIT(end(0), ::testing::ExitedWithCode(0), "first handler");
 }
 
 TEST_F(SignpostJoinTest, CutsMessagesToTheirBuffer) {

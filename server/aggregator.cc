@@ -288,7 +288,12 @@ absl::Status Aggregator::CheckRoom(const Applicant& applicant, uint64_t reserved
     reserved += job.reserved_bytes();
   }
   const AggregatorLimits& limits = options_.limits;
-  if (jobs > limits.jobs) return LimitError("jobs", jobs, limits.jobs, "--max-jobs");
+  if (jobs > limits.jobs) {
+    const absl::Status status = LimitError("jobs", jobs, limits.jobs, "--max-jobs");
+    return WithMessage(status, absl::StrCat(status.message(),
+                                            ". Each optimizer and each name of an all_reduce is a "
+                                            "job until all ranks call its leave() or end"));
+  }
   if (parameters > limits.parameters) {
     return LimitError("parameters of all jobs", parameters, limits.parameters, "--max-parameters");
   }

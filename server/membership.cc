@@ -56,7 +56,7 @@ absl::Status Membership::CheckClaim(const Claim& claim, absl::Time now) const {
     const std::vector<std::string>& peers = members_.at(claim.rank).peers;
     return absl::AlreadyExistsError(absl::StrFormat(
         "rank %d is held by another process%s, and the job was last heard of %s ago. End that "
-        "process first, or take another name for this job",
+        "process first, or take another name for this job (SIGNPOST_JOB, or torchrun's --rdzv_id)",
         claim.rank, peers.empty() ? "" : absl::StrCat(", connected from ", peers.back()),
         absl::FormatDuration(absl::Trunc(now - last_heard_, absl::Milliseconds(1)))));
   }

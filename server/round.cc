@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstring>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,26 @@ absl::Status OutOfRangeError(const FrameHeader& header, const Layout& layout,
       "the sum over the workers of ", Where(header), " is out of range (", where,
       "): the training has diverged, and this aggregator's error for the chunk is lost. Start the "
       "job again from a checkpoint, with a lower learning rate or gamma"));
+}
+
+// " (group 0 has a learning_rate of 0.01, and 0.001 there)": the first rate that differs; empty if
+// one of them has none, as frames of a node's workers and after a restart.
+std::string Difference(const StepRates& ours, const StepRates& theirs) {
+  for (int g = 0; g < std::min(ours.groups_size(), theirs.groups_size()); ++g) {
+    const Rates &a = ours.groups(g), &b = theirs.groups(g);
+    const std::tuple<absl::string_view, double, double> fields[] = {
+        {"learning_rate", a.learning_rate(), b.learning_rate()},
+        {"weight_decay", a.weight_decay(), b.weight_decay()},
+        {"beta1", a.beta1(), b.beta1()},
+        {"beta2", a.beta2(), b.beta2()},
+        {"epsilon", a.epsilon(), b.epsilon()}};
+    for (const auto& [name, here, there] : fields) {
+      if (here != there) {
+        return absl::StrFormat(" (group %d has a %s of %.9g, and %.9g there)", g, name, here, there);
+      }
+    }
+  }
+  return "";
 }
 
 }  // namespace
@@ -78,8 +99,8 @@ absl::Status Round::CheckFits(const FrameHeader& header) const {
   if (header.rates_crc32c() != first_header().rates_crc32c()) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "rank %d takes %s with other learning rates, weight decays, betas or epsilons than rank "
-        "%d: their parameters would diverge. Do they follow the same schedule?",
-        header.rank(), Where(header), *first_rank_));
+        "%d%s: their parameters would diverge. Do they follow the same schedule?",
+        header.rank(), Where(header), *first_rank_, Difference(header.rates(), rates_)));
   }
   if (first_rank_with_numbers_ && header.codec() != SKIP) {
     const Codec ours = frames_[*first_rank_with_numbers_]->header.codec();

@@ -143,7 +143,7 @@ STD = {
     "memory": """addressof align allocator allocator_traits assume_aligned default_delete
         destroy_at enable_shared_from_this make_shared make_unique owner_less shared_ptr
         static_pointer_cast to_address unique_ptr uninitialized_* weak_ptr""",
-    "mutex": "call_once lock_guard mutex once_flag recursive_mutex scoped_lock unique_lock",
+    "mutex": "call_once lock_guard mutex once_flag recursive_mutex scoped_lock try_to_lock unique_lock",
     "new": "align_val_t bad_alloc launder nothrow nothrow_t set_new_handler",
     "numbers": "numbers",
     "numeric": """accumulate adjacent_difference gcd inner_product iota lcm midpoint partial_sum

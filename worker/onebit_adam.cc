@@ -467,6 +467,17 @@ float OneBitAdam::FrozenEpsilon(uint32_t tensor) const {
   return static_cast<float>(is_known ? schedule_.epsilons(group) : rates_[group].epsilon);
 }
 
+std::vector<float> OneBitAdam::FrozenEpsilons() const {
+  std::vector<float> epsilons;
+  // In a local step of 0/1 Adam the step that begun_steps counts has begun, and is not over.
+  const uint64_t begun = schedule_.begun_steps() + (schedule_.local_steps() > 0 ? 1 : 0);
+  if (begun == 0 || StageOf(begun - 1) != Stage::kOneBit) return epsilons;
+  for (uint32_t tensor = 0; tensor < parameters_.size(); ++tensor) {
+    epsilons.push_back(FrozenEpsilon(tensor));
+  }
+  return epsilons;
+}
+
 void OneBitAdam::ThawChunk(uint32_t chunk) {
   state_->MakeMomentumDense(chunk);
   state_->Thaw(chunk, [this](uint32_t tensor) { return FrozenEpsilon(tensor); });

@@ -167,6 +167,8 @@ class OneBitAdam : public Optimizer {
   // In layout order; from a freeze to the next refresh the inverse denominators, 1 / (sqrt(v) +
   // epsilon).
   HostFloats variance() const { return state_->Variances(); }
+  // By tensor, the epsilon in these inverse denominators; empty while there are variances.
+  std::vector<float> FrozenEpsilons() const;
   HostFloats values(uint32_t tensor) const { return state_->ValuesOf(tensor); }
   // As OptimizerState's.
   virtual HostFloats fresh_variance() const { return HostFloats(absl::Span<const float>()); }

@@ -249,8 +249,9 @@ absl::StatusOr<uint64_t> NewestCheckpointStep(Disk& disk) {
   return newest->step();
 }
 
-absl::StatusOr<ResumeState> LoadRankState(absl::string_view state, const ResumingWorker& worker) {
-  if (absl::Status status = CheckRank(worker); !status.ok()) return status;
+absl::StatusOr<RankState> ReadRankState(
+    absl::string_view state,
+    absl::FunctionRef<absl::Status(const CheckpointManifest&, const Layout&)> check) {
   if (!absl::ConsumePrefix(&state, kRankStateFirstLine)) {
     return absl::DataLossError("the saved state is none of this version of signpost");
   }
@@ -260,21 +261,40 @@ absl::StatusOr<ResumeState> LoadRankState(absl::string_view state, const Resumin
   SectionReader reader(state);
   CheckpointManifest manifest;
   if (absl::Status status = reader.Next(manifest); !status.ok()) return damaged(status);
-  const absl::StatusOr<Layout> layout = LayoutOf(manifest);
+  absl::StatusOr<Layout> layout = LayoutOf(manifest);
   if (!layout.ok()) return damaged(layout.status());
-  // Before memory is taken for what it is said to have.
-  absl::Status status = CheckIsOfJob("the saved state", manifest, worker, *layout);
-  if (!status.ok()) return status;
+  if (absl::Status status = check(manifest, *layout); !status.ok()) return status;
   absl::StatusOr<SavedRank> rank = ReadRankPart(reader, *layout);
   if (!rank.ok()) return damaged(rank.status());
   absl::StatusOr<SavedParameters> parameters = ReadParametersPart(reader, *layout);
   if (!parameters.ok()) return damaged(parameters.status());
   if (!reader.at_end()) return damaged(absl::DataLossError("something follows its last section"));
-  status = CheckGoTogether(manifest, *parameters, *rank);
-  if (!status.ok()) return damaged(status);
-  status = CheckIsOfRank(*rank, manifest.world_size(), worker);
+  if (absl::Status status = CheckGoTogether(manifest, *parameters, *rank); !status.ok()) {
+    return damaged(status);
+  }
+  return RankState{std::move(manifest), *std::move(layout), *std::move(rank),
+                   *std::move(parameters)};
+}
+
+std::string WriteRankState(const CheckpointManifest& manifest, const Layout& layout,
+                           const RankPart& rank, const ParametersPart& parameters) {
+  SectionWriter state(kRankStateFirstLine);
+  state.Add(manifest);
+  AddRankPart(rank, state);
+  AddParametersPart(parameters, layout, state);
+  return absl::StrJoin(state.parts(), "");
+}
+
+absl::StatusOr<ResumeState> LoadRankState(absl::string_view state, const ResumingWorker& worker) {
+  if (absl::Status status = CheckRank(worker); !status.ok()) return status;
+  absl::StatusOr<RankState> saved = ReadRankState(
+      state, [&](const CheckpointManifest& manifest, const Layout& layout) {
+        return CheckIsOfJob("the saved state", manifest, worker, layout);
+      });
+  if (!saved.ok()) return saved.status();
+  absl::Status status = CheckIsOfRank(saved->rank, saved->manifest.world_size(), worker);
   if (!status.ok()) return status;
-  return ResumeStateOf(manifest, *std::move(parameters), *std::move(rank));
+  return ResumeStateOf(saved->manifest, std::move(saved->parameters), std::move(saved->rank));
 }
 
 absl::StatusOr<ResumeState> LoadResumeState(const ResumeFrom& from, const ResumingWorker& worker) {

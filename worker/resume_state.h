@@ -9,10 +9,14 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "proto/aggregator.pb.h"
+#include "proto/checkpoint.pb.h"
+#include "proto/layout.h"
 #include "storage/disk.h"
 #include "worker/checkpoint_file.h"
 #include "worker/optimizer_state.h"
@@ -65,6 +69,21 @@ absl::StatusOr<ResumeState> LoadNewestCheckpoint(Disk& disk, const ResumingWorke
 // The steps that are in the newest of a directory whose manifest is readable, of which no other
 // file is looked at. NOT_FOUND and DATA_LOSS as above.
 absl::StatusOr<uint64_t> NewestCheckpointStep(Disk& disk);
+
+// What Worker::SaveState returned, in its parts.
+struct RankState {
+  CheckpointManifest manifest;
+  Layout layout;
+  SavedRank rank;
+  SavedParameters parameters;
+};
+// DATA_LOSS if it is damaged, or of another version. `check` may refuse what it says it is of, before
+// memory is taken for that.
+absl::StatusOr<RankState> ReadRankState(
+    absl::string_view state,
+    absl::FunctionRef<absl::Status(const CheckpointManifest&, const Layout&)> check);
+std::string WriteRankState(const CheckpointManifest& manifest, const Layout& layout,
+                           const RankPart& rank, const ParametersPart& parameters);
 
 // From what this rank has saved of itself.
 //   DATA_LOSS            it is damaged, or of another version

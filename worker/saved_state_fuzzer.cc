@@ -1,8 +1,9 @@
 // libFuzzer target: what a rank saved of itself, and the files of a checkpoint.
 //
-//   input = kind (uint8: 0 a rank's state, 1 its part, 2 the parameters, 3 a manifest) bytes
+//   input = kind (uint8: 0 a rank's state, 1 its part, 2 the parameters, 3 a manifest, 4 a state's
+//           description) bytes
 //
-// Files as section_input.h has them, and once more as they are.
+// Files are tried as section_input.h has them, and once more as they are. A description is JSON.
 
 #include <google/protobuf/stubs/logging.h>
 
@@ -26,6 +27,7 @@
 #include "worker/checkpoint_dir.h"
 #include "worker/checkpoint_file.h"
 #include "worker/resume_state.h"
+#include "worker/saved_state.h"
 
 namespace signpost {
 namespace {
@@ -157,6 +159,21 @@ void TryManifest(const std::string& file) {
   ABSL_RAW_CHECK(!LoadNewestCheckpoint(disk, TheWorker()).ok(), "nothing comes of nothing");
 }
 
+void TryDescription(const std::string& text) {
+  static const auto* const numbers = new std::vector<float>(16, 0.5f);
+  std::vector<TensorFields> fields(2);
+  for (const StateField field : {StateField::kExpAvg, StateField::kExpAvgSq, StateField::kError}) {
+    fields[0][static_cast<size_t>(field)] = *numbers;
+    fields[1][static_cast<size_t>(field)] = absl::MakeConstSpan(*numbers).subspan(8);
+  }
+  const absl::StatusOr<std::string> made =
+      MakeState(text, {.rank = 1, .world_size = 2, .tensors = TheWorker().tensors}, fields);
+  if (!made.ok()) return;
+  const absl::StatusOr<SavedState> state = SavedState::Read(*made);
+  ABSL_RAW_CHECK(state.ok(), "a state that was made can be read");
+  ABSL_RAW_CHECK(state->Field(0, StateField::kExpAvg) == *numbers, "and has its fields");
+}
+
 SavedRank GoodRank() {
   SavedRank rank = {.rank = 1, .error = std::vector<float>(kElements, 0.25f)};
   rank.aggregator_errors[0] = std::vector<float>(TheLayout().chunks()[0].elements, 0.5f);
@@ -203,7 +220,8 @@ void TryInput(absl::string_view input) {
   [[maybe_unused]] static auto* const handler = google::protobuf::SetLogHandler(nullptr);
   if (input.empty()) return;
   const absl::string_view bytes = input.substr(1);
-  const int kind = static_cast<uint8_t>(input[0]) % 4;
+  const int kind = static_cast<uint8_t>(input[0]) % 5;
+  if (kind == 4) return TryDescription(std::string(bytes));
   const absl::string_view first_line = kind == 0 ? kRankStateFirstLine : kCheckpointFirstLine;
   void (*const kTry[])(const std::string&) = {TryState, TryRank, TryParameters, TryManifest};
   kTry[kind](FileOf(first_line, bytes));
@@ -218,7 +236,8 @@ std::vector<std::string> fuzzing::Seeds() {
   return {std::string(1, '\0') + InputOf(kRankStateFirstLine, state),
           "\1" + InputOf(kCheckpointFirstLine, RankFile(GoodRank())),
           "\2" + InputOf(kCheckpointFirstLine, ParametersFile(GoodParameters())),
-          "\3" + InputOf(kCheckpointFirstLine, ManifestFile())};
+          "\3" + InputOf(kCheckpointFirstLine, ManifestFile()),
+          "\4" + SavedState::Read(state)->Description()};
 }
 
 }  // namespace signpost

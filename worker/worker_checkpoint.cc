@@ -334,14 +334,11 @@ absl::StatusOr<std::string> Worker::SaveState() {
   }
   const absl::StatusOr<ChunkErrors> errors = ReadErrors();
   if (!errors.ok()) return errors.status();
-  SectionWriter state(kRankStateFirstLine);
-  state.Add(Manifest());
   const HostRank rank(*adam_, layout_);
   const HostReplica replica(*adam_, layout_);
   if (absl::Status status = adam_->Check(); !status.ok()) return status;
-  AddRankPart(rank.PartOf(steps_, options_.rank, *errors), state);
-  AddParametersPart(replica.PartOf(steps_), layout_, state);
-  return absl::StrJoin(state.parts(), "");
+  return WriteRankState(Manifest(), layout_, rank.PartOf(steps_, options_.rank, *errors),
+                        replica.PartOf(steps_));
 }
 
 absl::Status Worker::CheckCanBeSaved() const {
@@ -369,6 +366,7 @@ CheckpointManifest Worker::Manifest() const {
   manifest.mutable_tensors()->Add(layout_.tensors().begin(), layout_.tensors().end());
   *manifest.mutable_schedule() = adam_->schedule();
   *manifest.mutable_scales() = adam_->Scales();
+  for (const float epsilon : adam_->FrozenEpsilons()) manifest.add_frozen_epsilons(epsilon);
   if (!is_synchronised()) {
     for (const Parameter& parameter : parameters_) manifest.add_groups(parameter.group);
   }

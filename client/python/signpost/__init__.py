@@ -20,7 +20,7 @@ from signpost._reduction import Reduction
 from signpost._session import Parameter, Rates, Session, StepReport
 from signpost._stopping import StopRequest
 from signpost._version import __version__
-from signpost._world import World, init, rank, world, world_size
+from signpost._world import World, init, is_initialized, rank, shutdown, world, world_size
 
 __all__ = [
     "Codec",
@@ -46,8 +46,10 @@ __all__ = [
     "checkpoint_step",
     "has_checkpoint",
     "init",
+    "is_initialized",
     "python_codec",
     "rank",
+    "shutdown",
     "world",
     "world_size",
 ]

@@ -8,13 +8,14 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 20
+ABI = 21
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "fp16": 11, "int8": 12, "int4": 13, "onebit": 3}
 CUSTOM = 14
 NONE = 0  # of a step's report
 CODEC_NAMES = {NONE: "none", CUSTOM: "custom", **{number: name for name, number in CODECS.items()}}
+FIELDS = 8  # SIGNPOST_FIELDS
 GRADIENT_TYPES = {"fp32": 0, "bf16": 1, "fp16": 2}
 
 _CANCELLED = 1
@@ -117,6 +118,12 @@ class Report(ctypes.Structure):
     ]
 
 
+class Numbers(ctypes.Structure):
+    """signpost_numbers."""
+
+    _fields_ = [("values", c_void_p), ("elements", c_size_t)]
+
+
 # signpost_interrupt.
 Interrupt = ctypes.CFUNCTYPE(c_int)
 
@@ -128,6 +135,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "set_thread_interrupt": (None, [Interrupt]),
     "has_cuda": (c_int, []),
     "exit_code": (c_int, [c_int]),
+    "replace_exit_status": (None, [c_int, c_int]),
     "options_init": (None, [POINTER(Options)]),
     "rates_init": (None, [POINTER(Rates)]),
     "options_from_environment": (c_int, [POINTER(Options), *_ERROR]),
@@ -161,6 +169,24 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "save_state": (c_int, [c_void_p, POINTER(c_void_p), *_ERROR]),
     "state_data": (c_void_p, [c_void_p, POINTER(c_size_t)]),
     "free_state": (None, [c_void_p]),
+    "state_description": (c_int, [c_void_p, POINTER(c_char_p), *_ERROR]),
+    "state_field": (
+        c_int,
+        [c_void_p, c_size_t, c_uint32, c_void_p, POINTER(c_size_t), *_ERROR],
+    ),
+    "state_make": (
+        c_int,
+        [
+            c_char_p,
+            c_uint32,
+            c_uint32,
+            POINTER(Parameter),
+            c_size_t,
+            POINTER(Numbers),
+            POINTER(c_void_p),
+            *_ERROR,
+        ],
+    ),
     "steps": (c_uint64, [c_void_p]),
     "resume_warnings": (c_char_p, [c_void_p]),
     "returned": (c_int, [c_void_p, POINTER(ctypes.c_double)]),
@@ -193,8 +219,8 @@ def _load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(_LIBRARY))
     except OSError as error:
         raise ImportError(
-            f"{error}. Signpost is installed from its wheel (bazel build //client/python:wheel), "
-            "and its library needs the Debian packages that ./signpost installs"
+            f"{error}. Signpost is installed from its wheel, which brings its libraries along: "
+            "./signpost wheel"
         ) from error
     if library.signpost_abi() != ABI:
         raise ImportError(

@@ -4,14 +4,18 @@ import atexit
 import ctypes
 import itertools
 import multiprocessing
+import multiprocessing.process
 import multiprocessing.util
 import os
 import sys
 import threading
 import weakref
-from typing import List, Optional
+from types import FrameType
+from typing import Callable, List, Optional
 
 from signpost._errors import ours
+from signpost._exiting import uncaught_error
+from signpost._one_call import OneCall
 
 
 class Membership:
@@ -24,6 +28,7 @@ class Membership:
     """
 
     _handle: Optional[ctypes.c_void_p] = None  # from when it has joined until it leaves
+    _kind = "session"  # for errors
 
     def __init__(self, is_attached: bool = False) -> None:
         """To be called before joining.
@@ -35,6 +40,7 @@ class Membership:
             if other._handle is not None:
                 other._check_process()
         self._is_attached = is_attached
+        self._calls = OneCall(self._kind)
         self._process = os.getpid()
         # From the process's first one on: what is registered later ends earlier, and a process alone
         # has started its aggregator by now.
@@ -51,7 +57,9 @@ class Membership:
 
     def __del__(self) -> None:
         try:
-            if self._is_of_this_process() and not (_has_ended or sys.is_finalizing()):
+            if _has_ended or sys.is_finalizing():
+                return
+            if self._may_leave(_error_told_by(_bootstrap)):
                 self.leave()
         except Exception:  # nobody is there to hear of it
             pass
@@ -100,7 +108,7 @@ def _has_launcher() -> bool:
 
 
 def _leave_all_at_exit() -> None:
-    _leave_all(getattr(sys, "last_value", None))
+    _leave_all(uncaught_error())
 
 
 _error_of_child: Optional[BaseException] = None  # what multiprocessing's run() has raised
@@ -134,20 +142,44 @@ def _leave_all_of_child() -> None:
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
-    # Before Python 3.13 finalizers run while the error is still being handled, so sys.exc_info() has it, even
-    # if run() imported signpost. From 3.13 on, the error is only known if the parent process did.
-    _leave_all(_error_of_child or sys.exc_info()[1])
+    # Before Python 3.13 finalizers run while the error is still being handled, so sys.exc_info() has it.
+    _leave_all(_error_of_child or sys.exc_info()[1] or _error_told_by(_bootstrap))
+
+
+def _frame_of_bootstrap() -> Optional[FrameType]:
+    """Returns the frame of multiprocessing's _bootstrap() if that imports this module by its run()."""
+    frame: Optional[FrameType] = sys._getframe()
+    code = multiprocessing.process.BaseProcess._bootstrap.__code__  # type: ignore[attr-defined]
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame
+
+
+def _error_told_by(frame: Optional[FrameType]) -> Optional[BaseException]:
+    """Returns an error in the place of that which _bootstrap() has turned into exit code 1."""
+    if frame is None or frame.f_locals.get("exitcode") != 1:
+        return None
+    return RuntimeError("multiprocessing has shown it")
+
+
+# Where run() imports signpost, it is too late to remember what run() raises.
+_bootstrap = _frame_of_bootstrap()
 
 
 def _leave_all(error: Optional[BaseException]) -> None:
-    """Those that may; raises the first error behind the last, as others wait for each."""
+    """Leaves what may be left when the process ends."""
     global _has_ended
     if _has_ended:
         return
     _has_ended = True
+    leave_all(lambda membership: membership._may_leave(error))
+
+
+def leave_all(is_left: Callable[[Membership], bool] = Membership._is_of_this_process) -> None:
+    """Leaves all of them; raises the first error behind the last, as others wait for each."""
     failed: Optional[Exception] = None
     for membership in _all():
-        if not membership._may_leave(error):
+        if not is_left(membership):
             continue
         try:
             membership.leave()

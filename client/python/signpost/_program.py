@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Optional
+from typing import List, Optional
 
 PROGRAM = Path(__file__).with_name("signpost")
 
@@ -24,7 +24,17 @@ def start_private_aggregator() -> str:
     starting.has_started.wait()
     if starting.error is not None:
         raise starting.error
+    _private.append(starting)
     return starting.address
+
+
+def stop_private_aggregators() -> None:
+    """Ends those that this process has started."""
+    while _private:
+        ending = _private.pop()
+        assert ending.process is not None
+        ending.process.terminate()
+        ending.join()
 
 
 class _AggregatorThread(threading.Thread):
@@ -35,10 +45,11 @@ class _AggregatorThread(threading.Thread):
         self.has_started = threading.Event()
         self.address = ""
         self.error: Optional[BaseException] = None
+        self.process: "Optional[subprocess.Popen[str]]" = None
 
     def run(self) -> None:
         try:
-            process = _aggregator_process()
+            self.process = process = _aggregator_process()
             self.address = _address_of(process)
         except BaseException as error:
             self.error = error
@@ -46,6 +57,9 @@ class _AggregatorThread(threading.Thread):
         finally:
             self.has_started.set()
         process.wait()
+
+
+_private: "List[_AggregatorThread]" = []
 
 
 def _aggregator_process() -> "subprocess.Popen[str]":

@@ -20,6 +20,8 @@ class Reduction(Membership):
     host.
     """
 
+    _kind = "reduction"
+
     def __init__(
         self,
         options: _abi.Options,
@@ -67,7 +69,8 @@ class Reduction(Membership):
 
     def set_stream(self, stream: int) -> None:
         """As Session's."""
-        _abi.call("reduction_set_stream", self._joined(), stream)
+        with self._calls.enter("set_stream"):
+            _abi.call("reduction_set_stream", self._joined(), stream)
 
     def reduce(self, addresses: Sequence[int]) -> StepReport:
         """Each tensor becomes its mean or sum over all ranks, in place. All ranks call it equally
@@ -81,26 +84,28 @@ class Reduction(Membership):
             SignpostError: the tensors may be partly reduced, and the reduction can only be left.
         """
         report = _abi.Report()
-        _abi.call(
-            "reduce",
-            self._joined(),
-            (ctypes.c_void_p * len(addresses))(*addresses),
-            len(addresses),
-            ctypes.byref(report),
-        )
+        with self._calls.enter("reduce"):
+            _abi.call(
+                "reduce",
+                self._joined(),
+                (ctypes.c_void_p * len(addresses))(*addresses),
+                len(addresses),
+                ctypes.byref(report),
+            )
         return report_of(report)
 
     def leave(self) -> None:
         """Ends this rank's part in it, and with those of all ranks the errors. It is done anyway
         when the process ends, as Session.leave() is. Does nothing the second time."""
-        if self._handle is None:
-            return
-        self._check_process()
-        handle, self._handle = self._handle, None
-        try:
-            _abi.call("reduction_leave", handle)
-        finally:
-            _abi.library.signpost_reduction_close(handle)
+        with self._calls.enter("leave"):
+            if self._handle is None:
+                return
+            self._check_process()
+            handle, self._handle = self._handle, None
+            try:
+                _abi.call("reduction_leave", handle)
+            finally:
+                _abi.library.signpost_reduction_close(handle)
 
     def _joined(self) -> ctypes.c_void_p:
         self._check_process()

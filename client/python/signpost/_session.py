@@ -1,12 +1,14 @@
 """A training job's connection to its aggregators, for memory of any framework."""
 
 import ctypes
+import threading
 from dataclasses import dataclass
 from typing import Any, Dict, Sequence, Tuple
 
 from signpost import _abi
 from signpost._joining import join_in_background
 from signpost._leaving import Membership
+from signpost._state import SavedState
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ def report_of(report: _abi.Report) -> StepReport:
 
 
 class Session(Membership):
-    """One worker's membership in a job. Not thread-safe.
+    """One worker's membership in a job. It has one call at a time: another thread's gets a RuntimeError
+    that names both. `steps` and `is_synchronised` may be read beside one.
 
     After every step the parameters are byte-identical on all workers, if `is_synchronised`.
 
@@ -98,6 +101,10 @@ class Session(Membership):
         """
         self._parameters = list(parameters)  # whose memory the library has borrowed
         super().__init__(is_attached=bool(options.node))
+        self._steps, self._is_synchronised = 0, True
+        self._closing = (
+            threading.RLock()
+        )  # held to close the handle, and to look at it beside a call
         self._handle = join_in_background(
             "",
             options,
@@ -109,13 +116,15 @@ class Session(Membership):
     @property
     def steps(self) -> int:
         """Steps that were done, those before a resume included: the next one's number."""
-        return int(_abi.library.signpost_steps(self._joined()))
+        self._look()
+        return self._steps
 
     @property
     def is_synchronised(self) -> bool:
         """Whether all workers have the same parameters: always, but between 0/1 Adam's
         synchronisations. Only then they are worth validating, or saving as the model."""
-        return bool(_abi.library.signpost_is_synchronised(self._joined()))
+        self._look()
+        return self._is_synchronised
 
     @property
     def resume_warnings(self) -> str:
@@ -146,7 +155,8 @@ class Session(Membership):
         Raises:
             InvalidArgumentError: it is another GPU's; nothing has changed.
         """
-        _abi.call("set_stream", self._joined(), stream)
+        with self._calls.enter("set_stream"):
+            _abi.call("set_stream", self._joined(), stream)
 
     def step(self, gradients: Sequence[int], rates: Sequence[Rates]) -> StepReport:
         """Takes one optimizer step on the mean of all workers' gradients.
@@ -222,39 +232,53 @@ class Session(Membership):
         No rank waits for another; but a job goes on only from what all ranks have saved after the
         same step, each rank from its own.
         """
+        state = self.save_state_in_parts()  # which has the memory
+        address, size = state.bytes
+        saved = bytearray(size)
+        ctypes.memmove((ctypes.c_char * size).from_buffer(saved), address, size)
+        return saved
+
+    def save_state_in_parts(self) -> SavedState:
+        """The same, field by field."""
         state = ctypes.c_void_p()
         self._call("save_state", ctypes.byref(state))
-        try:
-            size = ctypes.c_size_t()
-            address = _abi.library.signpost_state_data(state, ctypes.byref(size))
-            saved = bytearray(size.value)
-            ctypes.memmove((ctypes.c_char * len(saved)).from_buffer(saved), address, len(saved))
-        finally:
-            _abi.library.signpost_free_state(state)
-        return saved
+        return SavedState(state)
 
     def parameters_crc32c(self) -> int:
         """CRC-32C over all parameters: equal on all ranks after every step, if
         `is_synchronised`."""
-        return int(_abi.library.signpost_parameters_crc32c(self._joined()))
+        with self._calls.enter("parameters_crc32c"):
+            return int(_abi.library.signpost_parameters_crc32c(self._joined()))
 
     def leave(self) -> None:
         """Ends the membership, for good. It is done anyway when the process ends; if by an
         exception, unless `signpost run` or torchrun has started it, or a node's worker keeps its
         place, or the exception is a SignpostError. Does nothing the second time."""
-        if self._handle is None:
-            return
-        self._check_process()
-        handle, self._handle = self._handle, None
-        try:
-            _abi.call("leave", handle)
-        finally:
-            _abi.library.signpost_close(handle)
-            self._parameters.clear()
+        with self._calls.enter("leave"):
+            if self._handle is None:
+                return
+            self._check_process()
+            self._look()
+            try:
+                _abi.call("leave", self._handle)
+            finally:
+                with self._closing:
+                    handle, self._handle = self._handle, None
+                    _abi.library.signpost_close(handle)
+                self._parameters.clear()
 
     def _call(self, function: str, *arguments: object) -> None:
-        """What puts work on the stream."""
-        _abi.call(function, self._joined(), *arguments)
+        """Calls what puts work on the stream."""
+        with self._calls.enter(function):
+            _abi.call(function, self._joined(), *arguments)
+
+    def _look(self) -> None:
+        """Asks how far the session is; beside another thread's call as it was before that. Once it is left,
+        it stays where it was."""
+        with self._closing:
+            if self._handle is not None and self._is_of_this_process():
+                self._steps = int(_abi.library.signpost_steps(self._handle))
+                self._is_synchronised = bool(_abi.library.signpost_is_synchronised(self._handle))
 
     def _joined(self) -> ctypes.c_void_p:
         self._check_process()

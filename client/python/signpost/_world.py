@@ -1,4 +1,4 @@
-"""Which rank of which job this process is."""
+"""The rank and the job of this process."""
 
 import ctypes
 import math
@@ -6,18 +6,19 @@ import os
 import socket
 import sys
 import time
-from typing import Callable, List, Optional
+from typing import Callable, Dict, List, Optional
 
 from signpost import _abi
 from signpost._config import session_setting
 from signpost._errors import InvalidArgumentError, UnavailableError
 from signpost._exiting import end_with_exit_codes
-from signpost._program import start_private_aggregator
+from signpost._leaving import leave_all
+from signpost._program import start_private_aggregator, stop_private_aggregators
 
 _CONNECT_TIMEOUT_S = 10.0
 _VARIABLES = ("AGGREGATORS", "JOB", "RANK", "WORLD_SIZE")
 
-# Of launchers that know nothing of Signpost: each with its variables for how many processes it has
+# Launchers that know nothing of Signpost: each with its variables for how many processes it has
 # started together, and which of them this is. An sbatch script has SLURM_NTASKS too, and is alone.
 _LAUNCHERS = (
     ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
@@ -41,19 +42,31 @@ class World:
         # "unix:path" of the node's worker; None: this process is a worker itself.
         self.node: Optional[str] = options.node.decode() if options.node else None
         self._options = options
-        self._jobs = 0
+        self._jobs: Dict[Optional[str], int] = {}  # by name of the optimizer, how many it had
 
-    def next_job(self) -> _abi.Options:
+    def next_job(self, name: Optional[str] = None) -> _abi.Options:
         """Options to join with: each optimizer has a job of its own, and begins with the values
         that rank 0's parameters have.
 
-        All ranks make their optimizers in the same order, so the n-th has the same name everywhere.
-        Where parameters are on a GPU, set `gpu` to CUDA's number of it; otherwise it is -1.
+        Optimizers have a name that is the same on all ranks, or are made in the same order on all ranks:
+        then the n-th has the same name everywhere. Where parameters are on a GPU, set `gpu` to CUDA's
+        number of it; otherwise it is -1.
+
+        Raises:
+            ValueError: the name is empty.
         """
+        if name == "":
+            raise ValueError("name is empty, wanted a name that no other optimizer has")
+        number = self._jobs.get(name, 0)
+        self._jobs[name] = number + 1
+        job = self.job
+        if name is not None:
+            job += f"/{name}"
+        if number > 0:
+            job += f"/optimizer-{number}"
         options = self.options()
-        options.job = (f"{self.job}/optimizer-{self._jobs}" if self._jobs else self.job).encode()
+        options.job = job.encode()
         options.start_from_rank_0 = 1
-        self._jobs += 1
         return options
 
     def options(self) -> _abi.Options:
@@ -71,7 +84,9 @@ _world: Optional[World] = None
 def init(
     *, join_timeout_s: Optional[float] = None, exchange_timeout_s: Optional[float] = None
 ) -> World:
-    """Finds out from the environment which rank of which job this process is. Once per process.
+    """Finds out from the environment which rank of which job this process is.
+
+    A second call returns the same world; for another one call shutdown() before.
 
     `signpost run` sets it: SIGNPOST_AGGREGATORS ("host:port" of each shard, comma-separated),
     SIGNPOST_JOB, SIGNPOST_RANK and SIGNPOST_WORLD_SIZE. Under torchrun SIGNPOST_AGGREGATORS is
@@ -91,14 +106,18 @@ def init(
             checkpoint. None: what SIGNPOST_EXCHANGE_TIMEOUT says, or the file, or a minute.
 
     Raises:
+        RuntimeError: it was called before in another environment, or with other arguments.
         InvalidArgumentError: names the environment variable, or the line of the file, that is
             missing or wrong; or a timeout that is no number.
         UnavailableError: names the aggregator, or the node's worker, that could not be connected
             to for ten seconds.
     """
     global _world
+    arguments = {"join_timeout_s": join_timeout_s, "exchange_timeout_s": exchange_timeout_s}
     if _world is not None:
-        raise RuntimeError("signpost.init() was called before; once per process is enough")
+        _check_is_same(arguments)
+        return _world
+    before = dict(os.environ)
     end_with_exit_codes()
     _check_timeout("join_timeout_s", join_timeout_s)
     _check_timeout("exchange_timeout_s", exchange_timeout_s)
@@ -124,11 +143,78 @@ def init(
     else:
         _check_aggregators(world.aggregators)
     _world = world
+    _origin.environment = _environment()
+    _origin.arguments = arguments
+    _origin.added = [name for name in os.environ if name not in before]
     return world
 
 
+def is_initialized() -> bool:
+    """Returns whether init() was called, and shutdown() has not been called since."""
+    return _world is not None
+
+
+def shutdown() -> None:
+    """Leaves all jobs that this process is in, of optimizers and of all_reduce(). All ranks call it.
+
+    init() may be called again afterwards, in another environment too: in a notebook, a test or a
+    worker process that is used again. Does nothing before init().
+
+    Raises:
+        SignpostError: an aggregator did not answer. All is left anyway.
+        RuntimeError: another thread is in a call, whose job stays.
+    """
+    global _world
+    if _world is None:
+        return
+    try:
+        leave_all()
+    finally:
+        _world = None
+        for name in _origin.added:
+            os.environ.pop(name, None)
+        for forget in _at_shutdown:
+            forget()
+        stop_private_aggregators()
+
+
+def at_shutdown(forget: Callable[[], None]) -> None:
+    """Has shutdown() call `forget`, for what is remembered of a world elsewhere."""
+    _at_shutdown.append(forget)
+
+
+class _Origin:
+    """The environment and the arguments from which init() made the world."""
+
+    environment: Dict[str, str] = {}
+    arguments: Dict[str, Optional[float]] = {}
+    added: List[str] = []  # variables that init() has set
+
+
+_origin = _Origin()
+_at_shutdown: List[Callable[[], None]] = []
+
+
+def _environment() -> Dict[str, str]:
+    # Not RANK and WORLD_SIZE, which trainers change: init() has made SIGNPOST_RANK of them.
+    return {name: value for name, value in os.environ.items() if name.startswith("SIGNPOST_")}
+
+
+def _check_is_same(arguments: Dict[str, Optional[float]]) -> None:
+    now, before = _environment(), _origin.environment
+    changed = [name for name in {**before, **now} if now.get(name) != before.get(name)]
+    changed += [
+        name for name, value in arguments.items() if value not in (None, _origin.arguments[name])
+    ]
+    if changed:
+        raise RuntimeError(
+            f"signpost.init() was called before, with another {', '.join(changed)}: call "
+            "signpost.shutdown() on all ranks before"
+        )
+
+
 def world() -> World:
-    """What init() found."""
+    """Returns the world that init() found. Raises RuntimeError before init()."""
     if _world is None:
         raise RuntimeError("call signpost.init() first")
     return _world
@@ -248,6 +334,10 @@ def _check_aggregators(aggregators: List[str]) -> None:
         if not host or not port.isdigit():
             raise _invalid(
                 f"SIGNPOST_AGGREGATORS has '{address}', wanted HOST:PORT, or several, with commas"
+            )
+        if "://" in host:
+            raise _invalid(
+                f"SIGNPOST_AGGREGATORS has '{address}', wanted HOST:PORT without '{host.partition('://')[0]}://'"
             )
         error = _connect(lambda left: _connect_to_port(host.strip("[]"), int(port), left), deadline)
         if error is not None:

@@ -65,7 +65,7 @@ def test_a_step_that_was_refused_unscales_and_clips_each_gradient_once(make, ane
     groups = [{"params": [parameter]} for parameter in parameters]
     options = dict(freeze_step=9, warm_up_codec="bf16", max_grad_norm=0.5)
     optimizer = make(signpost.OneBitAdam, groups, **options)
-    exchanged, reduction = [], optimizer._clipping._reduction
+    exchanged, reduction = [], optimizer._progress.member.clipping._reduction
     reduce = reduction.reduce
     reduction.reduce = lambda addresses: exchanged.append(reduce(addresses))
     set_gradients(parameters, 0)
@@ -95,8 +95,8 @@ def test_a_grad_scaler_s_scale_is_gone_when_a_step_has_failed(make):
     [x] = tensors((10,))
     optimizer = make(signpost.Adam, [x])
     optimizer.grad_scale = torch.tensor(8.0)
-    x.data = x.data.clone()
-    with pytest.raises(RuntimeError, match="is not where it was"):
+    x.data = x.data.double()
+    with pytest.raises(RuntimeError, match="torch.float64"):
         optimizer.step()
     assert not hasattr(optimizer, "grad_scale")
     del optimizer.grad_scale  # as some do in the end
@@ -105,7 +105,7 @@ def test_a_grad_scaler_s_scale_is_gone_when_a_step_has_failed(make):
 def test_what_one_rank_alone_fails_at_it_does_before_the_norm_is_exchanged(make):
     x = nn.Parameter(torch.ones(10, dtype=torch.float16))
     optimizer = make(signpost.Adam, [x], max_grad_norm=1.0)
-    optimizer._clipping.norm = lambda own: pytest.fail("it was exchanged")
+    optimizer._progress.member.clipping.norm = lambda own: pytest.fail("it was exchanged")
     x.grad = torch.ones(10, dtype=torch.float16)
     with pytest.raises(ValueError, match="is float16 and would underflow"):
         grad_scaler().step(optimizer)
@@ -192,7 +192,7 @@ def test_what_the_library_reads_is_fp32_whatever_is_pytorchs_default(make, defau
     used.grad = torch.full_like(used, 0.31)
     optimizer.step()
     assert optimizer.grad_norm == pytest.approx(0.31 * 1000**0.5, rel=1e-6)
-    assert optimizer._gradient(optimizer._tensors[1]).dtype == torch.float32
+    assert optimizer._progress.member.zeros.at_least(1).dtype == torch.float32
     assert torch.equal(unused, torch.ones_like(unused))
 
 
@@ -222,7 +222,7 @@ def test_a_norm_that_is_not_finite_clips_nothing(make):
     big, bad = tensors((2**19,), (2**19,))
     optimizer = make(signpost.Adam, [big, bad], max_grad_norm=1.0)
     big.grad, bad.grad = torch.ones(2**19), torch.full((2**19,), float("nan"))
-    with pytest.warns(UserWarning, match="the gradient of rank 0 is not finite; 1 chunks"):
+    with pytest.warns(UserWarning, match="the gradient of rank 0 is not finite, .*; 1 chunks"):
         optimizer.step()
     assert math.isnan(optimizer.grad_norm)
     assert big.grad[0] == 1

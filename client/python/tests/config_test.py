@@ -25,7 +25,17 @@ NEEDED = {
     "ZeroOneAdam": {"var_freeze_step": 3},
 }
 # A program's affair.
-NOT_IN_FILES = {"self", "params", "resume", "resume_with_other_world_size", "overlap"}
+NOT_IN_FILES = {
+    "self",
+    "params",
+    "resume",
+    "resume_with_other_world_size",
+    "overlap",
+    "name",
+    "foreach",
+    "capturable",
+    "fused",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -220,7 +230,7 @@ def test_an_error_has_its_exit_code_on_other_processes_too(monkeypatch):
 
 def test_takes_any_mapping_and_any_character(make):
     params = MappingProxyType({"lr": 0.25, "local_step_scaler": 0, "var_freeze_step": 3})
-    config = {"job": "\U0001F6A6", **section("ZeroOneAdam")}
+    config = {"job": "\U0001f6a6", **section("ZeroOneAdam")}
     config["optimizer"]["params"] = params
     optimizer = make(signpost.optimizer, [tensor()], MappingProxyType(config))
     assert optimizer.param_groups[0]["lr"] == 0.25

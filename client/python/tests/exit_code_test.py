@@ -116,9 +116,61 @@ def test_an_error_that_tells_of_one_of_ours_ends_with_that_ones_code(ends, code)
     assert end(start(f"{RANK}signpost.init(); {told}; raise {ends}"))[0] == code
 
 
-@pytest.mark.parametrize("ends", ["raise ValueError('mine')", "raise SystemExit(1)"])
+CAUGHT = """
+def run():
+    try:
+        raise signpost.SignpostError('of ours', 4, 75)
+    except signpost.SignpostError as error:
+        sys.last_value = error  # as pytest does, for debuggers
+
+run()
+sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("ends", ["raise ValueError('mine')", "raise SystemExit(1)", CAUGHT])
 def test_other_errors_end_as_without_us(ends):
-    assert end(start(f"{RANK}signpost.init(); {ends}"))[0] == 1
+    assert end(start(f"{RANK}import sys; signpost.init()\n{ends}"))[0] == 1
+
+
+# rich and others show errors by hooks that call none that was there before.
+def test_a_hook_that_replaces_others_changes_no_exit_code():
+    hook = "sys.excepthook = lambda *error: print('in colour:', error[1])"
+    program = (
+        f"{RANK}import sys; signpost.init(); {hook}\nraise signpost.SignpostError('ours', 4, 75)"
+    )
+    code, text = end(start(program))
+    assert (code, "in colour: ours" in text) == (75, True)
+
+
+THREAD = """
+import sys, threading
+signpost.init()
+
+def train():
+    raise {error}
+
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+{main}
+"""
+
+
+@pytest.mark.parametrize(
+    "error, main, code",
+    [
+        ("signpost.SignpostError('of ours', 4, 75)", "", 75),
+        ("signpost.SignpostError('of ours', 4, 75)", "sys.exit(3)", 3),
+        ("ValueError('of others')", "", 0),  # as ever
+    ],
+)
+def test_an_error_that_ends_a_thread_has_its_exit_code_where_the_program_ends_well(
+    error, main, code
+):
+    ended_with, text = end(start(RANK + THREAD.format(error=error, main=main)))
+    assert (ended_with, text.count("Traceback")) == (code, 1)
+    assert "at exit" in text
 
 
 def test_the_traceback_is_shown_by_whom_it_was_and_exit_handlers_run(aggregator):

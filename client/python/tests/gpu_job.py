@@ -15,7 +15,7 @@ import signpost.torch as signpost
 import simulated_gpu
 import torch
 import torch.distributed as dist
-from job import dies_once, do_not_import_dynamo, say, use_small_chunks
+from job import dies_once, say, use_small_chunks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -178,6 +178,5 @@ def optimize(device, task):
 
 
 if __name__ == "__main__":
-    do_not_import_dynamo()
     signpost.init()
     main(*sys.argv[1:])

@@ -260,6 +260,9 @@ def test_state_dicts_lead_to_and_from_gpus(go_on, before, after, saved_at, optio
     file.seek(0)
     optimizer = go_on(other, 1, after, **options)
     optimizer.load_state_dict(torch.load(file))
+    with torch.no_grad():
+        for parameter, value in zip(other.parameters(), model.parameters()):
+            parameter.copy_(value)
     assert optimizer.steps == saved_at
     assert train(optimizer, other) == wanted
     assert crc_of(other.parameters()) == crc_of(whole.parameters())
@@ -381,7 +384,7 @@ def test_gradients_are_read_where_and_as_they_are(make, on_gpu, monkeypatch):
         sum(p.float().sum() for p in parameters).backward()
         optimizer.step()
         assert read == {i: p.grad.data_ptr() for i, p in enumerate(parameters)}
-        joined = [tensor.as_session_parameter() for tensor in optimizer._tensors]
+        joined = [tensor.as_session_parameter() for tensor in optimizer._progress.member.tensors]
         assert [p.gradient_type for p in joined] == list(dtypes.values())
         read.clear()
 

@@ -27,7 +27,6 @@ def bare_environment(monkeypatch):
         monkeypatch.delenv(f"SIGNPOST_{name}", raising=False)
     monkeypatch.setattr(_world, "_world", None)
     monkeypatch.setattr(_world, "_CONNECT_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which init() changes
 
 
 @pytest.fixture
@@ -124,6 +123,13 @@ def test_each_optimizer_has_a_job_of_its_own(monkeypatch, listener):
         b"test/optimizer-1",
         b"test/optimizer-2",
     ]
+    assert [world.next_job(name).job for name in ("critic", "actor", "critic")] == [
+        b"test/critic",
+        b"test/actor",
+        b"test/critic/optimizer-1",
+    ]
+    with pytest.raises(ValueError, match="name is empty"):
+        world.next_job("")
 
 
 @pytest.mark.parametrize("missing", ["AGGREGATORS", "JOB", "RANK", "WORLD_SIZE"])
@@ -144,6 +150,12 @@ def test_names_a_variable_that_is_not_a_number(monkeypatch, listener):
 def test_refuses_a_rank_beyond_the_world(monkeypatch, listener):
     set_environment(monkeypatch, listener, RANK="3")
     with pytest.raises(signpost.InvalidArgumentError, match="SIGNPOST_RANK is 3 and .* 3: ranks"):
+        signpost.init()
+
+
+def test_refuses_an_address_of_another_protocol(monkeypatch, listener):
+    set_environment(monkeypatch, f"http://{listener}")
+    with pytest.raises(signpost.InvalidArgumentError, match="wanted HOST:PORT without 'http://'"):
         signpost.init()
 
 
@@ -191,11 +203,68 @@ def test_refuses_a_node_that_is_no_socket(monkeypatch, listener):
         signpost.init()
 
 
-def test_refuses_to_be_called_twice(monkeypatch, listener):
+def test_a_second_call_returns_the_same_world(monkeypatch, listener):
     set_environment(monkeypatch, listener)
-    signpost.init()
-    with pytest.raises(RuntimeError, match="called before"):
+    assert not signpost.is_initialized()
+    world = signpost.init(join_timeout_s=7)
+    assert signpost.init() is world and signpost.init(join_timeout_s=7) is world
+    assert signpost.is_initialized()
+
+
+def test_a_second_call_in_another_environment_is_refused(monkeypatch, listener):
+    set_environment(monkeypatch, listener)
+    signpost.init(join_timeout_s=7)
+    with pytest.raises(
+        RuntimeError, match=r"called before, with another join_timeout_s: .*shutdown\(\)"
+    ):
+        signpost.init(join_timeout_s=8)
+    monkeypatch.setenv("SIGNPOST_RANK", "2")
+    with pytest.raises(RuntimeError, match="called before, with another SIGNPOST_RANK: "):
         signpost.init()
+
+
+def test_after_shutdown_another_world_may_follow(monkeypatch, listener):
+    signpost.shutdown()  # does nothing
+    monkeypatch.setenv("SIGNPOST_AGGREGATORS", listener)
+    for name, value in [("RANK", "2"), ("WORLD_SIZE", "4"), ("TORCHELASTIC_RUN_ID", "a")]:
+        monkeypatch.setenv(name, value)
+    assert signpost.init().job == "torchrun-a"
+    signpost.world().next_job()
+    signpost.shutdown()
+    assert not signpost.is_initialized()
+    with pytest.raises(RuntimeError, match=r"call signpost.init\(\) first"):
+        signpost.rank()
+    for name, value in [("RANK", "0"), ("WORLD_SIZE", "2"), ("TORCHELASTIC_RUN_ID", "b")]:
+        monkeypatch.setenv(name, value)
+    world = signpost.init()
+    assert (world.rank, world.world_size, world.job) == (0, 2, "torchrun-b")
+    assert world.next_job().job == b"torchrun-b"
+
+
+SHUTDOWN = """
+import array, os, signpost
+values = array.array("f", range(8))
+for _ in range(3):
+    signpost.init()
+    parameter = signpost.Parameter("x", (8,), values.buffer_info()[0], values)
+    session = signpost.Session(signpost.world().next_job(), [parameter])
+    session.step([parameter.address], [signpost.Rates(learning_rate=0.1)])
+    signpost.shutdown()
+    try:
+        session.step([parameter.address], [signpost.Rates(learning_rate=0.1)])
+    except RuntimeError as error:
+        print(error)
+children = os.popen(f"ps --no-headers --ppid {os.getpid()} -o comm").read()
+assert "signpost" not in children and "setpriv" not in children, children
+"""
+
+
+def test_shutdown_leaves_all_jobs_and_ends_a_private_aggregator():
+    program = subprocess.run(
+        [sys.executable, "-c", SHUTDOWN], capture_output=True, text=True, timeout=60
+    )
+    assert (program.returncode, program.stderr.count("a single process")) == (0, 3), program.stderr
+    assert program.stdout.count("this worker has left its job") == 3
 
 
 def test_rank_before_init_says_so():

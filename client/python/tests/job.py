@@ -44,8 +44,8 @@ def use_small_chunks(set_attribute=setattr):
     """Jobs that begin from now on have so many chunks that not all are under way at once."""
     next_job = signpost.World.next_job
 
-    def next_small_job(world):
-        options = next_job(world)
+    def next_small_job(world, name=None):
+        options = next_job(world, name)
         options.block_elements, options.chunk_elements = 64, 128
         return options
 
@@ -357,7 +357,7 @@ def saves_alone(directory):
             if optimizer.steps == 16:
                 assert optimizer.is_synchronised == (kind != "zero_one_adam")
                 file = Path(directory, f"{kind}-{signpost.rank()}")
-                torch.save(optimizer.state_dict(), file)
+                torch.save((optimizer.state_dict(), model.state_dict()), file)
         say(optimizer)
 
 
@@ -366,7 +366,7 @@ def goes_on_from_file(directory):
     for kind, optimizer_of in OPTIMIZERS.items():
         model = model_of()
         optimizer = optimizer_of(model.parameters())
-        optimizer.load_state_dict(torch.load(Path(directory, f"{kind}-{signpost.rank()}")))
+        load(Path(directory, f"{kind}-{signpost.rank()}"), optimizer, model)
         assert optimizer.steps == 16
         while optimizer.steps < 30:
             set_gradients(model, gradients_of(model, optimizer.steps, signpost.rank()))
@@ -374,10 +374,33 @@ def goes_on_from_file(directory):
         say(optimizer)
 
 
+def load(file, optimizer, model):
+    of_optimizer, of_model = torch.load(file, weights_only=True)
+    optimizer.load_state_dict(of_optimizer)
+    model.load_state_dict(of_model)
+
+
 def loads_file_of_rank_0(directory):
-    """Loads what rank 0 has saved in saves_alone(), on each rank."""
-    optimizer = one_bit_adam(model_of().parameters())
-    optimizer.load_state_dict(torch.load(Path(directory, "one_bit_adam-0")))
+    """Goes on from what rank 0 has saved in saves_alone(), on each rank."""
+    model = model_of()
+    optimizer = one_bit_adam(model.parameters())
+    load(Path(directory, "one_bit_adam-0"), optimizer, model)
+    while optimizer.steps < 30:
+        set_gradients(model, gradients_of(model, optimizer.steps, signpost.rank()))
+        optimizer.step()
+    errors = torch.cat([entry["error"].flatten() for entry in optimizer.state.values()])
+    print(f"error {errors.norm():.3g}", flush=True)
+    say(optimizer)
+
+
+def loads_file_of_another_step_on_rank_1(directory):
+    model = model_of()
+    optimizer = one_bit_adam(model.parameters())
+    if signpost.rank() == 1:
+        optimizer.load_state_dict(optimizer.state_dict())
+    else:
+        load(Path(directory, f"one_bit_adam-{signpost.rank()}"), optimizer, model)
+    optimizer.step()
 
 
 def comes_back(directory, kind="one_bit_adam"):
@@ -585,19 +608,6 @@ def fails():
     optimizer.step()
 
 
-def do_not_import_dynamo():
-    """Spares each rank half of its time to start.
-
-    PyTorch's optimizers keep its compiler, torch._dynamo, from compiling some of their methods. For
-    that they import it, which takes 1.5 s of a processor, unless the method already has the function
-    to be called instead. Nothing is compiled in these jobs.
-    """
-    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
-        method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
-        if method is not None:
-            method.__dynamo_disable = method
-
-
 def run_scenarios(scenarios, words):
     """Runs `SCENARIO [ARGUMENT...] + SCENARIO [ARGUMENT...]`, of functions by name."""
     next_job = signpost.World.next_job
@@ -611,6 +621,5 @@ def run_scenarios(scenarios, words):
 
 
 if __name__ == "__main__":
-    do_not_import_dynamo()
     signpost.init()
     run_scenarios(globals(), sys.argv[1:])

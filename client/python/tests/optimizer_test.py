@@ -321,7 +321,9 @@ def test_a_local_step_leaves_out_what_is_not_finite(make):
             continue
         before = good.detach().clone(), bad.detach().clone()
         bad.grad[3] = math.nan
-        message = f"step {step}: the gradient of rank 0 is not finite; 1 blocks take no part in it"
+        message = (
+            f"step {step}: the gradient of rank 0 is not finite, .*; 1 blocks take no part in it"
+        )
         with pytest.warns(UserWarning, match=message):
             optimizer.step()
         assert not torch.equal(good, before[0])
@@ -358,7 +360,9 @@ def test_another_beta1_where_gradients_lose_something_is_refused_at_once(make, k
         x, y = tensors((10,), (20,))
         return [{"params": [x]}, {"params": [y], "betas": (0.8, 0.999)}]
 
-    with pytest.raises(ValueError, match=rf"group 1 has betas\[0\] 0.8, and group 0 has 0.9: {why}"):
+    with pytest.raises(
+        ValueError, match=rf"group 1 has betas\[0\] 0.8, and group 0 has 0.9: {why}"
+    ):
         make(kind, groups(), **options)
     exact = {name: "fp32" if "codec" in name else value for name, value in options.items()}
     if kind is signpost.ZeroOneAdam:

@@ -98,11 +98,14 @@ def test_gradients_are_sent_during_the_backward_pass_and_parameters_change_in_th
     model = Odd()
     optimizer = make(model.parameters())
     sent = []
-    gradient_ready = optimizer._session.gradient_ready
-    optimizer._session.gradient_ready = lambda *args: (sent.append(args[0]), gradient_ready(*args))
+    gradient_ready = optimizer._progress.member.session.gradient_ready
+    optimizer._progress.member.session.gradient_ready = lambda *args: (
+        sent.append(args[0]),
+        gradient_ready(*args),
+    )
     before = optimizer.parameters_crc32c()
     loss_of(model, 0).backward()
-    tensors = len(optimizer._tensors)
+    tensors = len(optimizer._progress.member.tensors)
     assert len(sent) == tensors - 1  # all but the one without a gradient
     assert sent[0] > sent[-1]
     assert optimizer.parameters_crc32c() == before
@@ -282,8 +285,8 @@ def test_after_leaving_backward_passes_are_left_alone(make):
 def test_hooks_do_not_keep_an_optimizer_alive():
     model = Odd()
     optimizer = signpost.OneBitAdam(model.parameters(), freeze_step=4, overlap=True)
-    backward = weakref.ref(optimizer._backward)
-    optimizer._session.leave()
+    backward = weakref.ref(optimizer._progress.member.backward)
+    optimizer._progress.member.session.leave()
     del optimizer
     gc.collect()
     assert backward() is None
@@ -297,7 +300,7 @@ def test_an_optimizer_that_is_dropped_leaves_the_model_to_the_next():
     try:
         optimizer = signpost.Adam(model.parameters(), overlap=True)
         train(optimizer, model, 2)
-        dropped, session = weakref.ref(optimizer), weakref.ref(optimizer._session)
+        dropped, session = weakref.ref(optimizer), weakref.ref(optimizer._progress.member.session)
         del optimizer
         assert dropped() is None and session() is None
         optimizer = signpost.OneBitAdam(model.parameters(), freeze_step=4, overlap=True)

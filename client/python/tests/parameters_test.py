@@ -7,7 +7,7 @@ import pytest
 import signpost.torch as signpost
 import torch
 from optimizers import LOCAL, STEPS, set_gradients, tensors, train_like_adamw
-from signpost import FailedPreconditionError, InvalidArgumentError
+from signpost import InvalidArgumentError
 from signpost.torch import _device
 from torch import nn
 
@@ -268,6 +268,7 @@ def test_values_that_are_written_before_a_state_is_saved_are_in_it(make, tmp_pat
     assert optimizer.parameters_crc32c() != before
     x.data.fill_(6)
     optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.parameters_crc32c() != before
     assert torch.equal(x, torch.full_like(x, 6))
     x.data.fill_(7)
     optimizer.checkpoint(str(tmp_path))
@@ -279,13 +280,13 @@ def test_values_that_are_written_before_a_state_is_saved_are_in_it(make, tmp_pat
 def test_what_a_step_would_refuse_is_not_saved(make, tmp_path):
     [x] = tensors((10,))
     optimizer = make(signpost.Adam, [x])
-    x.data = x.data.clone()
+    x.data = x.data.double()
     for save in (
         optimizer.state_dict,
         optimizer.parameters_crc32c,
         lambda: optimizer.checkpoint(str(tmp_path)),
     ):
-        with pytest.raises(RuntimeError, match="parameter 0 of group 0 is not where it was"):
+        with pytest.raises(RuntimeError, match="parameter 0 of group 0 is .* torch.float64"):
             save()
 
 
@@ -293,8 +294,8 @@ def test_what_a_step_would_refuse_is_not_saved(make, tmp_path):
 def test_a_parameter_of_another_shape_is_refused(make, dtype):
     x = nn.Parameter(torch.ones(10, dtype=dtype))
     optimizer = make(signpost.Adam, [x])
-    x.data = x.data[:5]  # at the same address
-    with pytest.raises(RuntimeError, match="parameter 0 of group 0 is not where it was in memory"):
+    x.data = x.data[:5].clone()
+    with pytest.raises(RuntimeError, match=r"parameter 0 of group 0 is \[5\], .* and was \[10\]"):
         optimizer.step()
 
 
@@ -325,13 +326,28 @@ def test_contiguous_fp32_parameters_are_trained_where_they_are(make):
     assert not torch.equal(view, before)
 
 
-def test_a_parameter_that_has_moved_is_refused(make):
-    [x] = tensors((10,))
-    optimizer = make(signpost.Adam, [x])
-    x.data = x.data.clone()
-    set_gradients([x], 0)
-    with pytest.raises(RuntimeError, match="parameter 0 of group 0 is not where it was in memory"):
-        optimizer.step()
+@pytest.mark.parametrize(
+    "kind, own", [(signpost.Adam, {}), (signpost.OneBitAdam, dict(freeze_step=2))]
+)
+def test_a_parameter_is_followed_where_it_goes(make, kind, own):
+    """As model.to() and averages of weights move it, away and back again."""
+    here, there = tensors((10,)), tensors((10,))
+    optimizers = make(kind, here, lr=0.1, **own), make(kind, there, lr=0.1, **own)
+    first = there[0].data
+    for step in range(6):
+        if step == 1:
+            there[0].data = there[0].data.clone()
+        if step == 3:
+            first.copy_(there[0].data)
+            there[0].data = first
+        if step == 4:
+            here[0].data.add_(1)
+            there[0].data = there[0].data + 1
+        for optimizer, parameters in zip(optimizers, (here, there)):
+            set_gradients(parameters, step)
+            optimizer.step()
+        assert torch.equal(here[0], there[0]), step
+    assert optimizers[0].parameters_crc32c() == optimizers[1].parameters_crc32c()
 
 
 def test_a_parameter_that_was_sent_to_another_process_is_told_from_one_that_has_moved(make):
@@ -341,7 +357,9 @@ def test_a_parameter_that_was_sent_to_another_process_is_told_from_one_that_has_
     for x in (sent, shared):
         torch.multiprocessing.SimpleQueue().put(x)
         set_gradients([x], 0)
-    with pytest.raises(RuntimeError, match="not where it was .* torch.multiprocessing moves what"):
+    with pytest.raises(
+        RuntimeError, match="is in shared memory now.* torch.multiprocessing moves what"
+    ):
         optimizers[0].step()
     optimizers[1].step()
 
@@ -351,7 +369,7 @@ def test_a_parameter_that_has_been_transposed_where_it_is_is_refused(make):
     optimizer = make(signpost.Adam, [x])
     x.data = x.data.t()
     set_gradients([x], 0)
-    with pytest.raises(RuntimeError, match="parameter 0 of group 0 is not where it was in memory"):
+    with pytest.raises(RuntimeError, match="parameter 0 of group 0 is another view of the memory"):
         optimizer.step()
 
 
@@ -463,8 +481,8 @@ def test_parameters_may_have_names(make):
     optimizer.step()
     for parameter, old in zip(model.parameters(), before):
         assert not torch.equal(parameter, old)
-    model[1].weight.data = model[1].weight.data.clone()
-    with pytest.raises(RuntimeError, match="1.weight is not where it was in memory"):
+    model[1].weight.data = model[1].weight.data.double()
+    with pytest.raises(RuntimeError, match=r"1.weight is \[1, 3\], torch.float64, on cpu, and was"):
         optimizer.step()
 
 
@@ -476,21 +494,9 @@ def test_parameters_of_two_models_may_have_the_same_names(make, parameter, name)
     models[0].bias.requires_grad_(False)  # so that its name is free
     optimizer = make(signpost.Adam, [{"params": model.named_parameters()} for model in models])
     moved = getattr(models[1], parameter)
-    moved.data = moved.data.clone()
-    with pytest.raises(RuntimeError, match=f"^{name} is not where it was"):
+    moved.data = moved.data.double()
+    with pytest.raises(RuntimeError, match=f"^{name} is .*torch.float64"):
         optimizer.step()
-
-
-def test_parameters_of_groups_may_have_names_and_saved_states_have_them_too(make):
-    x, y = tensors((2,), (3,))
-    optimizer = make(signpost.Adam, [{"params": [("embedding", x)]}, {"params": [y], "lr": 0.1}])
-    assert [len(group["params"]) for group in optimizer.param_groups] == [1, 1]
-    state = optimizer.state_dict()
-    optimizer.load_state_dict(state)
-    other = make(signpost.Adam, [{"params": [x]}, {"params": [y], "lr": 0.1}])
-    here = r"tensor 0 is 'parameter 0 of group 0' \[2\] here but 'embedding' \[2\]"
-    with pytest.raises(FailedPreconditionError, match=here):
-        other.load_state_dict(state)
 
 
 def test_a_gpu_that_cannot_be_used_is_told_of_before_joining(make, monkeypatch, world):

@@ -143,12 +143,23 @@ def test_a_job_goes_on_from_what_its_ranks_have_saved_in_their_own_files(togethe
     assert len(digests) == len(KINDS) and digests == digests_of(together[f"saves_alone {saved}"], 3)
 
 
-@pytest.mark.parametrize("workers, rank", [(3, "[12]"), (1, "0")])
-def test_a_rank_with_the_state_of_another_is_told_so(together, saved, workers, rank):
-    code, output = run_job(workers, 1, "loads_file_of_rank_0", str(saved))
+def test_ranks_go_on_from_what_rank_0_has_saved_alone(together, saved):
+    code, output = run_job(3, 1, "loads_file_of_rank_0", str(saved))
+    assert code == 0
+    digest_of(output, 3)
+    assert len(set(re.findall(r"\[rank (\d)\] .*no error of rank \1, only of other", output))) == 2
+
+
+def test_a_state_of_another_number_of_ranks_is_refused(together, saved):
+    code, output = run_job(2, 1, "loads_file_of_rank_0", str(saved))
     assert code == 76
-    told = f"the saved state is that of rank 0 of 3, and this is rank {rank} of {workers}"
-    assert re.search(told, output)
+    assert "the saved state is that of 3 ranks, and this job has 2" in output
+
+
+def test_a_state_of_another_step_than_the_others_is_refused_by_the_next_step(together, saved):
+    code, output = run_job(3, 1, "loads_file_of_another_step_on_rank_1", str(saved))
+    assert code == 76
+    assert re.search("FailedPreconditionError: .*first_step", output)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -364,7 +364,9 @@ def test_ranks_that_take_over_values_when_their_job_begins_anew_are_to_be_starte
     _, errors = waiting.communicate()
     assert waiting.returncode == 75, errors
     # The waiting rank hears of rank 1's end by its own call, or of the next epoch, whichever comes first.
-    assert re.search(r"has begun\. Start rank 0 again|another has come\. Start this rank again", errors)
+    assert re.search(
+        r"has begun\. Start rank 0 again|another has come\. Start this rank again", errors
+    )
     again = start(0)
     _, errors = again.communicate()
     assert again.returncode == 0, errors
@@ -558,7 +560,7 @@ def test_a_directory_that_cannot_be_read_is_not_taken_for_one_without_a_checkpoi
 
 CHILD = """
 import multiprocessing, os, signal, sys
-import signpost
+{imports}
 
 def main():
 {main}
@@ -572,20 +574,22 @@ sys.exit(child.exitcode)
 
 @pytest.mark.parametrize("end, code", [("pass", 0), ("sys.exit(3)", 3), ("raise ValueError", 1)])
 def test_a_forked_child_that_has_joined_leaves_when_it_ends(aggregator, end, code):
-    script = CHILD.format(main=textwrap.indent(JOIN + end, "    "))
+    script = CHILD.format(imports="import signpost", main=textwrap.indent(JOIN + end, "    "))
     assert run(aggregator, script).returncode == code
     assert "test" not in status(aggregator)
 
 
 def test_a_forked_child_that_drops_its_session_has_left(aggregator):
     dropped = "del session, report\nos.kill(os.getpid(), signal.SIGKILL)"
-    script = CHILD.format(main=textwrap.indent(JOIN + dropped, "    "))
+    script = CHILD.format(imports="import signpost", main=textwrap.indent(JOIN + dropped, "    "))
     assert run(aggregator, script).returncode != 0
     assert "test" not in status(aggregator)
 
 
-def test_a_forked_child_that_ends_by_an_exception_leaves_that_to_its_launcher(aggregator):
-    script = CHILD.format(main=textwrap.indent(JOIN + "raise ValueError", "    "))
+@pytest.mark.parametrize("imports", ["import signpost", ""])  # or the child's function does
+def test_a_forked_child_that_ends_by_an_exception_leaves_that_to_its_launcher(aggregator, imports):
+    raises = textwrap.indent(JOIN + "raise ValueError", "    ")
+    script = CHILD.format(imports=imports, main=raises)
     assert run(aggregator, script, LAUNCHER="x").returncode == 1
     assert "test" in status(aggregator)
 

@@ -31,7 +31,7 @@ WANTED = [
     r"signpost/lib(signpost|pythoncodec)\.so",
     LIBRARY,
     r"signpost/include/(client/signpost|proto/signpost_codec)\.h",
-    r"signpost/examples/(topk\.c|two_tensors\.c|(language_model|masked_language_model|resnet|training)\.py)",
+    r"signpost/examples/(topk\.c|two_tensors\.c|(language_model|masked_language_model|resnet|training|with_\w+)\.py)",
     r"signpost/benchmarks/(peers\.py|netns_agent\.sh)",
     rf"signpost-{VERSION}\.data/data/share/(man/man1/signpost\.1|bash-completion/completions/signpost)",
     rf"signpost-{VERSION}\.data/data/share/(zsh/site-functions/_signpost|fish/vendor_completions\.d/signpost\.fish)",

@@ -27,13 +27,16 @@ from signpost import (
     checkpoint_step,
     has_checkpoint,
     init,
+    is_initialized,
     python_codec,
     rank,
+    shutdown,
     world_size,
 )
 from signpost.torch._all_reduce import all_reduce
 from signpost.torch._ddp_hook import DdpHookState, ddp_hook
 from signpost.torch._from_config import optimizer
+from signpost.torch._misuse import local_gradients
 from signpost.torch._optimizer import Adam, OneBitAdam, OneBitLamb, ZeroOneAdam
 
 __all__ = [
@@ -52,8 +55,11 @@ __all__ = [
     "ddp_hook",
     "has_checkpoint",
     "init",
+    "is_initialized",
+    "local_gradients",
     "optimizer",
     "python_codec",
     "rank",
+    "shutdown",
     "world_size",
 ]

@@ -9,6 +9,7 @@ import torch
 
 from signpost import Codec, StepReport
 from signpost._reduction import check_reduction
+from signpost._world import at_shutdown
 from signpost.torch import _device
 
 # What float32 holds, rounded for bf16 and fp16.
@@ -54,6 +55,7 @@ class _Named:
 
 
 _named: Dict[str, _Named] = {}
+at_shutdown(_named.clear)
 _naming = threading.Lock()
 
 

@@ -92,12 +92,14 @@ class GpuSession(Session):
         super().__init__(options, parameters)
 
     def parameters_crc32c(self) -> int:
-        self._follow_pytorch()
-        return super().parameters_crc32c()
+        with self._calls.enter("parameters_crc32c"):
+            self._follow_pytorch()
+            return super().parameters_crc32c()
 
     def _call(self, function: str, *arguments: object) -> None:
-        self._follow_pytorch()
-        super()._call(function, *arguments)
+        with self._calls.enter(function):
+            self._follow_pytorch()
+            super()._call(function, *arguments)
 
     def _follow_pytorch(self) -> None:
         self.set_stream(current_stream(self._gpu).cuda_stream)
@@ -120,5 +122,6 @@ class GpuReduction(Reduction):
         super().__init__(options, name, tensors, **how)
 
     def reduce(self, addresses: Sequence[int]) -> StepReport:
-        self.set_stream(current_stream(self._gpu).cuda_stream)
-        return super().reduce(addresses)
+        with self._calls.enter("reduce"):
+            self.set_stream(current_stream(self._gpu).cuda_stream)
+            return super().reduce(addresses)

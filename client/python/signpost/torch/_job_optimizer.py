@@ -1,15 +1,31 @@
-"""What the PyTorch optimizers share: a job, whose steps all ranks take together."""
+"""The base class of the PyTorch optimizers: a job, whose steps all ranks take together."""
 
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import math
 import operator
 import os
+import sys
 import warnings
 import weakref
+from collections import defaultdict
 from itertools import chain, zip_longest
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union, overload
+from typing import (
+    Any,
+    Callable,
+    DefaultDict,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Tuple,
+    TypeVar,
+    Union,
+    overload,
+)
 
 import torch
 
@@ -23,23 +39,34 @@ from signpost import (
     _abi,
     world,
 )
+from signpost._one_call import OneCall
 from signpost.torch._clipping import Clipping, GlobalClipping, Preparation
 from signpost.torch._device import session_of
-from signpost.torch._overlap import Backward
-from signpost.torch._tensors import (
-    TrainedTensor,
-    Zeros,
-    after_step,
-    trained_tensors,
-    without_names,
+from signpost.torch._misuse import (
+    Fingerprints,
+    check_parameters,
+    check_values,
+    check_world,
+    check_wrappers,
 )
+from signpost.torch._overlap import Backward
+from signpost.torch._state import (
+    DESCRIPTION,
+    State,
+    from_state_dict,
+    is_same,
+    state_of,
+    to_resume,
+    to_state_dict,
+)
+from signpost.torch._tensors import TrainedTensor, Zeros, after_step, trained_tensors
 
 Parameters = Union[
     Iterable[torch.Tensor], Iterable[Tuple[str, torch.Tensor]], Iterable[Dict[str, Any]]
 ]
 
 
-# What else a param group may have when an optimizer is made: what schedulers and PyTorch put there.
+# Other keys that a param group may have when an optimizer is made: schedulers and PyTorch put them there.
 _OF_OTHERS = {
     "params",
     "name",
@@ -54,62 +81,174 @@ _OF_OTHERS = {
 }
 
 
-class JobOptimizer(torch.optim.Optimizer):
-    """An optimizer that is a job. Which one, and with which options, its classes say."""
+@dataclasses.dataclass
+class Member:
+    """This process as a member of one job: from when it joins until it leaves."""
 
-    report: Optional[StepReport] = None  # of the last step
-    # Of the last step, with max_grad_norm: sqrt(mean over ranks of ||gradient||^2) before clipping;
-    # NaN if it was not finite.
+    session: Session
+    clipping: Optional[Clipping]
+    tensors: List[TrainedTensor]
+    zeros: Zeros
+    in_groups: List[List[torch.Tensor]]  # the parameters, as they are in param_groups
+    frozen: List[torch.Tensor]
+    backward: Optional[Backward] = None  # with overlap
+    preparation: Preparation = dataclasses.field(default_factory=Preparation)
+    shown_steps: Optional[int] = None  # of the steps that were taken, those that parameters have
+
+
+@dataclasses.dataclass
+class _Loading:
+    """A call of load_state_dict()."""
+
+    options: Options  # of the job
+    state_dict: Dict[str, Any] = dataclasses.field(default_factory=dict)  # behind all hooks
+
+
+@dataclasses.dataclass
+class _Loaded:
+    """A state that load_state_dict() has loaded. The next call that needs the other ranks joins with it."""
+
+    options: Options  # of the job
+    state: State
+
+
+@dataclasses.dataclass
+class _Progress:
+    """All that changes in an optimizer. Wrappers that pass attributes on, as Lightning's does, set
+    none of their own that way."""
+
+    member: Optional[Member] = None
+    loaded: Optional[_Loaded] = None
+    report: Optional[StepReport] = None
     grad_norm: Optional[float] = None
-    _clipping: Optional[Clipping] = None
-    _session: Optional[Session] = None
-    _overlap = False
-    _backward: Optional[Backward] = None  # with overlap
+    seen: Optional[State] = None  # what was saved last
+    seen_at: Tuple[int, int] = (0, 0)  # behind how many steps and changes of parameters
+    loading: Optional[_Loading] = None
+    are_wrappers_checked: bool = False
+    is_over: bool = False  # a step has failed, or the job was left
+    calls: OneCall = dataclasses.field(default_factory=lambda: OneCall("optimizer"))
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _one_call(method: _Method) -> _Method:
+    """Makes a method refuse to run while another thread is in another one of these: RuntimeError."""
+
+    @functools.wraps(method)
+    def run(self: "JobOptimizer", *args: Any, **kwargs: Any) -> Any:
+        with self._progress_of_original().calls.enter(method.__name__):
+            return method(self, *args, **kwargs)
+
+    return run  # type: ignore[return-value]
+
+
+class JobOptimizer(torch.optim.Optimizer):
+    """An optimizer that is a job. Which one, and with which options, its classes say.
+
+    It has one call at a time: while step(), checkpoint(), state_dict(), load_state_dict(), leave() or
+    `state` is under way, another thread's gets a RuntimeError that names both, and changes nothing.
+    `steps`, `report` and the other numbers may be read at any time.
+    """
+
     # How gradients travel: arguments of the class, by the library's options.
     _gradient_codecs = {"warm_up_codec": "warm_up_codec", "variance_codec": "variance_codec"}
+    # Fields of `state`, beside step and master: _state.py.
+    _state_fields: Tuple[str, ...] = ("exp_avg", "exp_avg_sq", "error")
 
     def __init__(
         self,
         job: Options,
+        name: Optional[str],
         params: Parameters,
         lr: float,
         betas: Tuple[float, float],
         eps: float,
         weight_decay: float,
-        resume: Optional[str],
+        resume: Union[str, "os.PathLike[str]", None],
         overlap: bool,
         max_grad_norm: Optional[float],
         **options: float,
     ) -> None:
         """`job` is the world's next, taken before anything can fail: ranks count alike, also one
         that cannot make what the others make."""
-        self._names: Dict[torch.Tensor, str] = {}
-        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-        super().__init__(without_names(params, self._names), defaults)
+        check_parameters(params)
+        self._name = name
+        self._progress = _Progress()
+        self._overlap = overlap
+        self._max_grad_norm = max_grad_norm
         self._options = options
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        super().__init__(params, defaults)
         if max_grad_norm is not None and not _number(max_grad_norm) > 0:
             raise ValueError(f"max_grad_norm is {max_grad_norm!r}, wanted a positive number")
         if max_grad_norm is not None and overlap:
             raise ValueError(
                 "max_grad_norm needs all gradients before any is sent: use it with overlap=False"
             )
-        self._max_grad_norm = max_grad_norm
-        self._overlap = overlap
         self._check_options_of_groups()
         self._check_groups()
         self._check_beta1()
-        self._join(job, resume)
+        check_world()
+        self.register_state_dict_post_hook(_complete_state_dict)
+        self._join(job, None if resume is None else _directory("resume", resume))
+
+    @property
+    def report(self) -> Optional[StepReport]:
+        """Says what the last step was and what it cost. None before the first step."""
+        return self._progress_of_original().report
+
+    @property
+    def grad_norm(self) -> Optional[float]:
+        """The last step's sqrt(mean over ranks of ||gradient||^2) before clipping, NaN if that was not
+        finite. None without max_grad_norm, and before the first step."""
+        return self._progress_of_original().grad_norm
+
+    @property
+    def max_grad_norm(self) -> Optional[float]:
+        """The constructor's argument."""
+        return self._max_grad_norm
+
+    @property
+    def state(self) -> "DefaultDict[torch.Tensor, Any]":
+        """A dict for each parameter with `step`, `exp_avg`, `exp_avg_sq` and `error` after the last step:
+        fp32 tensors on the CPU (_state.py). The tensors are copies, made at the first access after a
+        step, and until the next one state_dict() returns the same: do not write into them, but call
+        load_state_dict(). `state` is empty once a step has failed, or leave() was called.
+
+        Raises:
+            SignpostError: as from state_dict().
+        """
+        progress: Optional[_Progress] = getattr(self, "_progress", None)
+        if progress is None or (progress.member is None and progress.loaded is None):
+            state: DefaultDict[torch.Tensor, Any] = vars(self).get("_state", defaultdict(dict))
+            return state
+        if progress.is_over:
+            return defaultdict(dict)
+        with progress.calls.enter("state"):
+            entries = self._current_state().entries
+            return defaultdict(
+                dict, {parameter: dict(entry) for parameter, entry in entries.items()}
+            )
+
+    @state.setter
+    def state(self, state: "DefaultDict[torch.Tensor, Any]") -> None:
+        vars(self)["_state"] = state
 
     @property
     def steps(self) -> int:
         """Steps that were taken, those before a resume included: the next one's number."""
-        return self._joined().steps
+        loaded = self._progress_of_original().loaded
+        return loaded.state.steps if loaded is not None else self._member().session.steps
 
     @property
     def is_synchronised(self) -> bool:
         """Whether all ranks have the same parameters: always, but between synchronisations of
         ZeroOneAdam. Only then they are worth validating, or saving as the model."""
-        return self._joined().is_synchronised
+        loaded = self._progress_of_original().loaded
+        if loaded is not None:
+            return loaded.state.is_synchronised
+        return self._member().session.is_synchronised
 
     @property
     def sent_bits(self) -> float:
@@ -144,6 +283,7 @@ class JobOptimizer(torch.optim.Optimizer):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
 
+    @_one_call
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:
         """Takes one step on the mean of all ranks' gradients. All ranks call it equally often.
 
@@ -160,8 +300,8 @@ class JobOptimizer(torch.optim.Optimizer):
 
         Raises:
             InvalidArgumentError: the step can be tried again, while others may wait in it; with the
-                gradients that are there, or with new ones. What was unscaled or clipped is not so
-                again; new gradients are, by the norm of the first try.
+                gradients that are there, or with new ones. A second try does not unscale or clip the
+                same gradients again. It clips new ones by the first try's norm.
             SignpostError: the parameters may be partly stepped; resume from the newest checkpoint.
             RuntimeError: a parameter has moved in memory, or its gradient is elsewhere or of
                 another shape; one that was frozen when the optimizer was made has a gradient, or
@@ -177,38 +317,43 @@ class JobOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        session = self._joined()
-        was_synchronised = session.is_synchronised
+        member = self._joined()
+        was_synchronised = member.session.is_synchronised
         try:
-            self.report = report = self._take_step()
-        except BaseException:
+            report = self._progress.report = self._take_step(member)
+        except BaseException as error:
             del self.grad_scale
+            if isinstance(error, SignpostError) and not isinstance(error, InvalidArgumentError):
+                self._progress.is_over = True
             raise
         if report.skipped_rounds > 0:
             what = "chunks were not stepped, on all ranks"
-            if not (was_synchronised and session.is_synchronised):
+            if not (was_synchronised and member.session.is_synchronised):
                 what = "blocks take no part in it, on this rank"
             warnings.warn(
                 f"step {report.step}: the gradient of rank {report.skipped_by_rank} is "
-                f"not finite; {report.skipped_rounds} {what}"
+                "not finite, or larger than what travels (1e15 in one bit, 1e18 in fp32); "
+                f"{report.skipped_rounds} {what}"
             )
         return loss
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """With overlap, backward passes inside send nothing: their gradients accumulate, and the
-        backward pass after it sends them. Without, it does nothing and is not needed."""
-        if self._backward is None:
+        """Keeps backward passes inside from sending, with overlap: their gradients accumulate, and the next
+        backward pass sends the sum. Without overlap it has no effect and is not needed."""
+        backward = self._member().backward
+        if backward is None:
             yield
             return
-        backward, was_paused = self._backward, self._backward.paused
+        was_paused = backward.paused
         backward.paused = True
         try:
             yield
         finally:
             backward.paused = was_paused
 
-    def checkpoint(self, directory: str) -> None:
+    @_one_call
+    def checkpoint(self, directory: Union[str, "os.PathLike[str]"]) -> None:
         """Saves the whole job as it is now: parameters, and all ranks' and aggregators' errors.
 
         All ranks call it after the same step, with a directory that all of them see and that
@@ -216,105 +361,191 @@ class JobOptimizer(torch.optim.Optimizer):
         goes on from the newest, with the same bits as if the job had not ended.
 
         Raises:
+            ValueError: the directory's name is empty.
             SignpostError: the checkpoints before stay, and training may go on, but after a
                 DataLossError. ResourceExhaustedError: the disk is full, on this rank or another.
             RuntimeError: of the parameters, as from step().
         """
-        session = self._joined()
-        self._take_changes()
-        session.checkpoint(os.path.abspath(directory))
+        path = _directory("directory", directory)
+        member = self._joined()
+        self._take_changes(member)
+        member.session.checkpoint(path)
 
+    @_one_call
     def state_dict(self) -> Dict[str, Any]:
-        """The param groups and this rank's share of the job: values, moments, its error, and some
-        of the aggregators' errors. 16 bytes for each parameter (OneBitLamb: 20, ZeroOneAdam between
-        two synchronisations: 24), and 4 / n more with n ranks.
+        """Returns the param groups and what is in `state`, with the errors that this rank saves of the
+        aggregators. It has 12 bytes for each fp32 parameter and 16 for each other one (OneBitLamb: 4 more,
+        ZeroOneAdam: 16 more), and 4 / n more with n ranks.
 
-        Every rank saves its own, after the same step, and loads its own: the errors of other ranks
-        are not in it. For one that rank 0 saves for all ranks there is checkpoint().
+        With what all ranks have saved after the same step, and the models' parameters, training goes on
+        with the same bits: each rank saves its own, or torch.distributed.checkpoint saves all. From
+        what one rank saves alone the others can go on too, with errors of zero.
 
         Raises:
             SignpostError: an aggregator did not give its part; training may go on, but after a
                 DataLossError.
             RuntimeError: of the parameters, as from step().
         """
-        session = self._joined()
-        self._take_changes()
-        state = torch.frombuffer(session.save_state(), dtype=torch.uint8)
-        return {**super().state_dict(), "signpost": state}
+        state_dict: Dict[str, Any] = _of_pytorch("state_dict")(self)
+        return state_dict
 
+    @_one_call
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Goes on as after the step of state_dict(), with the same bits. Called by all ranks.
+        """Goes on as after the step of state_dict(). All ranks call it.
 
-        The model's parameters get their values of then too. What has begun here since is left, once
-        all ranks have loaded theirs; until then aggregators hold both.
+        Nothing is exchanged. The next call that needs the other ranks, such as step(), joins a new job
+        with what was loaded, which must then be of the same step on all ranks, and leaves the one before.
+        A state that is the present one changes nothing.
+        Parameters are not part of the state, as in torch.optim: the program loads its model, before or after.
+        Between two synchronisations of ZeroOneAdam they are, as ranks have different ones.
 
         Raises:
             ValueError: it is no state of an optimizer of Signpost, or of another model; or a
-                parameter that is trained is frozen now.
-            FailedPreconditionError: it is another rank's (another node's, if there is a worker for
-                each); or of another tensor or option, named.
-            DataLossError: it is damaged.
-            DeadlineExceededError: names the ranks that did not come, perhaps because theirs are
-                wrong. After each of these nothing has changed; but the other ranks wait for this
-                one, until join_timeout_s is over. Which file is to be loaded, all agree on before.
+                parameter that is trained is frozen now. Nothing has changed.
+            FailedPreconditionError: it is of another number of ranks. Nothing has changed. step()
+                raises it for what was saved with other options, or of another step than other ranks'.
         """
-        self._joined()
-        job = world().next_job()  # before anything can fail, as in the constructor
-        if "signpost" not in state_dict:
-            raise ValueError("this is not the state_dict() of an optimizer of Signpost")
-        for tensor in self._tensors:
+        progress = self._progress_of_original()
+        job = world().next_job(self._name)  # before anything can fail, as in the constructor
+        member = self._member()
+        for tensor in member.tensors:
             if not tensor.parameter.requires_grad:
                 raise ValueError(
                     f"{tensor.name} has requires_grad=False, and is among what is trained; call "
                     "its requires_grad_() before load_state_dict()"
                 )
-        before = super().state_dict()
-        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        progress.loading = _Loading(job)
+        # Behind the program's own hooks. What they return is what is loaded.
+        hook = self.register_load_state_dict_pre_hook(_take_state)
         try:
-            self._join(job, None, state_dict["signpost"])
-        except BaseException:
-            super().load_state_dict(before)
-            raise
+            _of_pytorch("load_state_dict")(self, state_dict)
+        finally:
+            hook.remove()
+            progress.loading = None
 
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        """Takes what load_state_dict() or a copy has made of its argument."""
+        progress = getattr(self, "_progress", None)
+        if progress is not None and progress.loading is not None:
+            self._load(progress.loading, state["param_groups"])
+            state = {**state, "state": defaultdict(dict)}
+        super().__setstate__(state)
+
+    def _load(self, loading: "_Loading", groups: List[Dict[str, Any]]) -> None:
+        member = self._member()
+        description = groups[0].pop(DESCRIPTION, None) if groups else None
+        saved = chain.from_iterable(group["params"] for group in loading.state_dict["param_groups"])
+        keys = dict(zip(chain.from_iterable(member.in_groups), saved))
+        tensors = {keys[tensor.parameter]: tensor for tensor in member.tensors}
+        state = from_state_dict(
+            loading.state_dict, description, tensors, self._state_fields, world()
+        )
+        progress = self._progress_of_original()
+        if self._is_where(state):
+            return
+        if member.backward is not None:
+            member.backward.remove_hooks()  # its job takes no more steps
+        progress.loaded = _Loaded(loading.options, state)
+        progress.is_over = False
+
+    @_one_call
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        """Only at construction: what a job trains is settled when its ranks join."""
-        if self._session is not None:
+        """Refuses groups after construction: the parameters of a job are settled when its ranks join."""
+        if self._progress_of_original().member is not None:
             raise RuntimeError(
                 "an optimizer of Signpost cannot get more parameters; make a new one with all"
             )
-        super().add_param_group(param_group)
+        _of_pytorch("add_param_group")(self, param_group)
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears gradients, as torch.optim.Optimizer's does."""
+        _of_pytorch("zero_grad")(self, set_to_none)
+
+    @_one_call
     def parameters_crc32c(self) -> int:
         """A checksum over all values that are trained: equal on all ranks after every step, if
         `is_synchronised`. RuntimeErrors of the parameters as from step()."""
-        session = self._joined()
-        self._take_changes()
-        return session.parameters_crc32c()
+        member = self._joined()
+        self._take_changes(member)
+        return member.session.parameters_crc32c()
 
+    @_one_call
     def leave(self) -> None:
         """Ends this rank's part in the job. It is done anyway when the process ends."""
-        if self._backward is not None:
-            self._backward.remove_hooks()
-            self._backward = None
-        _leave_both(self._session, self._clipping)
+        progress = self._progress_of_original()
+        progress.loaded = None
+        progress.is_over = True
+        if progress.member is not None:
+            _leave_both(progress.member)
 
-    def _join(
-        self, options: Options, resume: Optional[str], state: Optional[torch.Tensor] = None
-    ) -> None:
-        tensors = trained_tensors(self.param_groups, self._names)
+    def _progress_of_original(self) -> _Progress:
+        progress: Optional[_Progress] = getattr(self, "_progress", None)
+        if progress is None:
+            raise RuntimeError("this optimizer is a copy, without a job; make a new one")
+        return progress
+
+    def _member(self) -> Member:
+        """Returns the job that was joined last, perhaps before a state was loaded."""
+        member = self._progress_of_original().member
+        assert member is not None
+        return member
+
+    def _joined(self) -> Member:
+        """Returns the job that takes the next step. Joins it first if a state was loaded."""
+        loaded = self._progress_of_original().loaded
+        if loaded is not None:
+            self._join(loaded.options, None, loaded.state)
+        return self._member()
+
+    def _current_state(self) -> State:
+        progress = self._progress_of_original()
+        if progress.loaded is not None:
+            return progress.loaded.state
+        member = self._member()
+        # accelerate moves the model to its device, and has this saved and loaded to follow it there.
+        if not any(tensor.has_other_device for tensor in member.tensors):
+            self._take_changes(member)
+        seen_at = (member.session.steps, sum(tensor.times_taken for tensor in member.tensors))
+        if progress.seen is None or progress.seen_at != seen_at:
+            saved = member.session.save_state_in_parts()
+            progress.seen = state_of(saved, member.tensors, self._state_fields)
+            progress.seen_at = seen_at
+        return progress.seen
+
+    def _is_where(self, state: State) -> bool:
+        """Returns whether the job is in that state already, so that it can go on as it is. accelerate
+        saves and loads each optimizer when it begins."""
+        progress, member = self._progress_of_original(), self._member()
+        if progress.loaded is not None or progress.is_over:
+            return False
+        if any(tensor.has_other_device for tensor in member.tensors):
+            return False
+        if member.backward is not None and member.backward.has_begun:
+            return False
+        try:
+            return is_same(state, self._current_state())
+        except SignpostError:  # an aggregator does not answer; the next step says so
+            return False
+
+    def _join(self, options: Options, resume: Optional[str], state: Optional[State] = None) -> None:
+        tensors = trained_tensors(self.param_groups)
         if not tensors:
             raise ValueError("no parameter requires a gradient; there is nothing to train")
         for name, value in self._options.items():
             _set(options, name, value)
         if resume is not None:
-            options.resume = os.path.abspath(resume).encode()
+            options.resume = resume.encode()
+        saved = None
         if state is not None:
-            if state.numel() == 0:
-                raise ValueError("the saved state is empty")
-            options.state = state = state.to("cpu").contiguous()  # lives as long as the options
-            options.resume_state = state.data_ptr()
-            options.resume_state_bytes = state.numel()
+            saved = to_resume(state, tensors, world())
+            options.resume_state, options.resume_state_bytes = saved.bytes
         resumes = resume is not None or state is not None
+        if (
+            not resumes and world().world_size == 1
+        ):  # others would be refused when they get rank 0's
+            check_values(tensors)
+        is_new = not resumes and world().world_size > 1
+        fingerprints = Fingerprints(tensors) if is_new else None
         clipping: Optional[Clipping] = None
         with contextlib.ExitStack() as undo:
             if resume is None:
@@ -328,56 +559,56 @@ class JobOptimizer(torch.optim.Optimizer):
             # for them must wait for that same join.
             if resume is not None:
                 clipping = self._new_clipping(options)
+            if fingerprints is not None and not session.returned:
+                fingerprints.check()
             undo.pop_all()
-        options.state = None  # large, and loaded
-        old_session, old_clipping, old_backward = self._session, self._clipping, self._backward
-        self._session, self._clipping, self._tensors = session, clipping, tensors
-        self._preparation = Preparation()
-        self._shown_steps: Optional[int] = None  # of those taken, which parameters have
-        self._zeros = Zeros(tensors[0].values.device)
-        self._in_groups = [list(group["params"]) for group in self.param_groups]
-        self._frozen = [p for p in chain(*self._in_groups) if not p.requires_grad]
-        if old_backward is not None:
-            old_backward.remove_hooks()
+        del saved  # large, and loaded
+        in_groups = [list(group["params"]) for group in self.param_groups]
+        frozen = [parameter for parameter in chain(*in_groups) if not parameter.requires_grad]
+        zeros = Zeros(tensors[0].values.device)
+        member = Member(session, clipping, tensors, zeros, in_groups, frozen)
+        progress = self._progress_of_original()
+        before, progress.member = progress.member, member
+        progress.loaded = progress.seen = None
+        progress.is_over = False
+        if before is not None and before.backward is not None:
+            before.backward.remove_hooks()
         if self._overlap:
-            self._backward = Backward(session, tensors, weakref.WeakMethod(self._rates))
+            member.backward = Backward(session, tensors, weakref.WeakMethod(self._rates))
         try:
-            _leave_both(old_session, old_clipping)
+            if before is not None:
+                _leave_both(before)
         except SignpostError as error:
             warnings.warn(f"the job that was there before could not be left: {error}")
         if world().world_size > 1 or resumes or session.returned:
-            self._show_step()
-        self._shown_steps = session.steps
-        if not resumes and not session.returned:
-            return
+            self._show_step(member)
+        member.shown_steps = session.steps
         if session.resume_warnings:
             warnings.warn(session.resume_warnings)
-        for group in self.param_groups:
-            # What learning-rate schedulers ask for when they do not begin at step 0.
-            group.setdefault("initial_lr", group["lr"])
+        if resume is not None or session.returned:
+            for group in self.param_groups:
+                # Schedulers that begin at a later step ask for it. A state that is loaded has it if the
+                # program that saved the state had a scheduler.
+                group.setdefault("initial_lr", group["lr"])
 
     def _new_clipping(self, options: Options) -> Optional[Clipping]:
         if self._max_grad_norm is None:
             return None
         return GlobalClipping(options, self._max_grad_norm)
 
-    def _clipping_of_step(self) -> Optional[Clipping]:
-        """That of the step that is to be taken."""
-        return self._clipping
-
-    def _joined(self) -> Session:
-        if self._session is None:
-            raise RuntimeError("this optimizer is a copy, without a job; make a new one")
-        return self._session
+    def _clipping_of_step(self, member: Member) -> Optional[Clipping]:
+        """Returns that of the step that is to be taken."""
+        return member.clipping
 
     def _why_changes_are_lost(self) -> Optional[str]:
-        """Of parameters, by the program, since the last step; None: they are not."""
+        """Returns why a program's changes of parameters since the last step would be lost, or None if
+        they would not."""
         if world().node is not None:
             return (
                 "The node's worker has the values, and the change would be lost: change "
                 "parameters, or load a model, before the optimizer is made"
             )
-        if not self.is_synchronised:
+        if not self._member().session.is_synchronised:
             return (
                 "It was between two synchronisations, of which the next would undo it: change "
                 "parameters after a step with is_synchronised, and load a model before its optimizer"
@@ -385,92 +616,91 @@ class JobOptimizer(torch.optim.Optimizer):
         return None
 
     @torch.no_grad()
-    def _take_step(self) -> StepReport:
+    def _take_step(self, member: Member) -> StepReport:
         """All that can fail on this rank alone does before anything is exchanged."""
         rates = self._rates()
-        self._check_parameters()
-        self._take_changes()
-        scale = self._scale()
-        for tensor in self._tensors:
+        self._check_parameters(member)
+        if not self._progress.are_wrappers_checked:
+            check_wrappers(member.tensors)
+            self._progress.are_wrappers_checked = True
+        self._take_changes(member)
+        scale = self._scale(member)
+        for tensor in member.tensors:
             _check_gradient(tensor, scale)
-        self._clipping = self._clipping_of_step()
+        member.clipping = self._clipping_of_step(member)
         own: List[Optional[torch.Tensor]] = []  # those that are unscaled and clipped
-        if scale is not None or self._clipping is not None:
-            own = [tensor.own_gradient() for tensor in self._tensors]
-            self._preparation.prepare(own, scale, self._clipping)
-            self.grad_norm = self._preparation.norm
-        norms = self._preparation.report
+        preparation = member.preparation
+        if scale is not None or member.clipping is not None:
+            own = [tensor.own_gradient() for tensor in member.tensors]
+            preparation.prepare(own, scale, member.clipping)
+            self._progress.grad_norm = preparation.norm
+        norms = preparation.report
         try:
-            report = self._exchange(rates)
+            report = _exchange(member, rates)
             return report if norms is None else _with_times_of(norms, report)
         except InvalidArgumentError:
-            self._preparation.step_was_refused(own)
+            preparation.step_was_refused(own)
             raise
         finally:
-            if self._shown_steps != self._joined().steps:  # also when Ctrl-C came behind it
-                self._show_step()
+            if member.shown_steps != member.session.steps:  # also when Ctrl-C came behind it
+                self._show_step(member)
 
     @torch.no_grad()
-    def _show_step(self) -> None:
-        """What is done here once all ranks have taken it."""
-        self._preparation = Preparation()
-        after_step(self._tensors)
-        self._shown_steps = self._joined().steps
-
-    def _exchange(self, rates: List[Rates]) -> StepReport:
-        if self._backward is not None and self._backward.has_begun:
-            self._backward.check(rates)
-            return self._backward.finish(self._zeros_for)
-        gradients = [self._gradient(tensor) for tensor in self._tensors]
-        return self._joined().step([gradient.data_ptr() for gradient in gradients], rates)
+    def _show_step(self, member: Member) -> None:
+        """Gives parameters the values of a step that all ranks have taken."""
+        member.preparation = Preparation()
+        after_step(member.tensors)
+        member.shown_steps = member.session.steps
 
     @torch.no_grad()
-    def _take_changes(self) -> None:
-        """Of the parameters, by the program, since the last step. Errors as before_step()'s."""
-        if self._shown_steps != self._joined().steps:  # Ctrl-C came before that was done
-            self._show_step()
+    def _take_changes(self, member: Member) -> None:
+        """Takes over the program's changes of parameters since the last step. Errors as before_step()'s."""
+        if member.shown_steps != member.session.steps:  # Ctrl-C came before that was done
+            self._show_step(member)
         why_lost = self._why_changes_are_lost()
-        for tensor in self._tensors:
+        for tensor in member.tensors:
             tensor.before_step(why_lost)
 
-    def _scale(self) -> Optional[torch.Tensor]:
+    def _scale(self, member: Member) -> Optional[torch.Tensor]:
         """The loss's scale, or None if gradients need not be divided by it: without a GradScaler, and
         when the GradScaler has divided them itself."""
         scale: Optional[torch.Tensor] = getattr(self, "grad_scale", None)
-        if scale is not None and self._backward is not None and self._backward.has_begun:
+        if scale is not None and member.backward is not None and member.backward.has_begun:
             raise RuntimeError(
                 "gradients were sent during the backward pass as the GradScaler has scaled them; "
                 "make the optimizer with overlap=False"
             )
         return scale
 
-    def _gradient(self, tensor: TrainedTensor) -> torch.Tensor:
-        gradient = tensor.gradient()
-        return self._zeros_for(tensor) if gradient is None else gradient
-
-    def _zeros_for(self, tensor: TrainedTensor) -> torch.Tensor:
-        return self._zeros.at_least(tensor.values.numel())
-
-    def _check_parameters(self) -> None:
+    def _check_parameters(self, member: Member) -> None:
         groups = [group["params"] for group in self.param_groups]
-        for g, (now, before) in enumerate(zip_longest(groups, self._in_groups, fillvalue=())):
+        for g, (now, before) in enumerate(zip_longest(groups, member.in_groups, fillvalue=())):
             if len(now) != len(before) or not all(map(operator.is_, now, before)):
                 raise RuntimeError(
                     f"the parameters of group {g} are not those with which the optimizer was made, "
                     "and new ones would not be trained; make a new optimizer with all"
                 )
-        if any(parameter.grad is not None for parameter in self._frozen):
-            raise RuntimeError(
-                "a parameter that was frozen when the optimizer was made has a gradient; make a "
-                "new optimizer to train it"
-            )
-        for tensor in self._tensors:
+        for parameter in member.frozen:
+            if parameter.grad is not None:
+                raise RuntimeError(
+                    f"{self._name_of(parameter)} {list(parameter.shape)} was frozen when the optimizer "
+                    "was made and has a gradient; make a new optimizer to train it"
+                )
+        for tensor in member.tensors:
             if tensor.parameter.requires_grad or tensor.parameter.grad is not None:
                 continue
             raise RuntimeError(
                 f"{tensor.name} was frozen after the optimizer was made, and its momentum would go "
                 "on to move it; make a new optimizer without it"
             )
+
+    def _name_of(self, parameter: torch.Tensor) -> str:
+        for g, group in enumerate(self.param_groups):
+            for i, other in enumerate(group["params"]):
+                if other is parameter:
+                    names = group.get("param_names")
+                    return str(names[i]) if names else f"parameter {i} of group {g}"
+        raise AssertionError("the parameter is in no group")
 
     def _rates(self) -> List[Rates]:
         self._check_groups()
@@ -502,7 +732,7 @@ class JobOptimizer(torch.optim.Optimizer):
                 )
 
     def _check_beta1(self) -> None:
-        """As the library does in each step, but before others wait, and with the arguments' names."""
+        """Checks beta1 as the library does in each step, but before others wait, and names the arguments."""
         codecs = {
             argument: _abi.CODEC_NAMES[int(self._options[option])]
             for option, argument in self._gradient_codecs.items()
@@ -542,13 +772,64 @@ def _leave_quietly(member: Union[Session, Clipping, None]) -> None:
             member.leave()
 
 
-def _leave_both(session: Optional[Session], clipping: Optional[Clipping]) -> None:
+def _leave_both(member: Member) -> None:
+    if member.backward is not None:
+        member.backward.remove_hooks()
+        member.backward = None
     try:
-        if session is not None:
-            session.leave()
+        member.session.leave()
     finally:
-        if clipping is not None:
-            clipping.leave()
+        if member.clipping is not None:
+            member.clipping.leave()
+
+
+def _exchange(member: Member, rates: List[Rates]) -> StepReport:
+    def zeros_for(tensor: TrainedTensor) -> torch.Tensor:
+        return member.zeros.at_least(tensor.values.numel())
+
+    if member.backward is not None and member.backward.has_begun:
+        member.backward.check(rates)
+        return member.backward.finish(zeros_for)
+    gradients = []
+    for tensor in member.tensors:
+        gradient = tensor.gradient()
+        gradients.append(zeros_for(tensor) if gradient is None else gradient)
+    return member.session.step([gradient.data_ptr() for gradient in gradients], rates)
+
+
+def _of_pytorch(name: str) -> Callable[..., Any]:
+    """Returns that method of torch.optim.Optimizer, without what keeps PyTorch's compiler away from it: to
+    do so, it imports the compiler, which takes 1.5 s in a program that compiles nothing."""
+    method: Callable[..., Any] = getattr(torch.optim.Optimizer, name)
+    return method if "torch._dynamo" in sys.modules else getattr(method, "__wrapped__", method)
+
+
+def _complete_state_dict(optimizer: torch.optim.Optimizer, state_dict: Dict[str, Any]) -> None:
+    """A hook behind state_dict(), before those of the program."""
+    assert isinstance(optimizer, JobOptimizer)
+    ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    by_parameter = dict(zip(parameters, ids))
+    to_state_dict(optimizer._current_state(), state_dict, by_parameter, world())
+
+
+def _take_state(optimizer: torch.optim.Optimizer, state_dict: Dict[str, Any]) -> Dict[str, Any]:
+    """A hook before load_state_dict(), behind those of the program: torch.optim would cast all
+    numbers to the type of their parameter."""
+    assert isinstance(optimizer, JobOptimizer)
+    loading = optimizer._progress_of_original().loading
+    assert loading is not None
+    loading.state_dict = state_dict
+    return {**state_dict, "state": {}}
+
+
+def _directory(name: str, directory: Union[str, bytes, "os.PathLike[str]"]) -> str:
+    """Returns its absolute path. Raises ValueError for an empty one, which is the working directory to
+    most functions, and as a rule a variable that is not set."""
+    path = os.fsdecode(directory)
+    if not path:
+        raise ValueError(f"{name} is empty, wanted a directory")
+    return os.path.abspath(path)
 
 
 def _check_gradient(tensor: TrainedTensor, scale: Optional[torch.Tensor]) -> None:
@@ -562,7 +843,7 @@ def _check_gradient(tensor: TrainedTensor, scale: Optional[torch.Tensor]) -> Non
 
 
 def _number(value: Any) -> float:
-    """NaN, which is in no range, of what is none; such as text, which 1e-3 is in YAML."""
+    """Converts a value to float; returns NaN, which is in no range, if it is no number, such as text."""
     try:
         return math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
@@ -570,7 +851,7 @@ def _number(value: Any) -> float:
 
 
 def _two_numbers(values: Any) -> Tuple[float, float]:
-    """Likewise, where there are not two."""
+    """Converts two values; returns NaN for both if there are not two."""
     try:
         first, second = map(_number, values)
     except (TypeError, ValueError):

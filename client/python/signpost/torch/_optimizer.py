@@ -1,12 +1,13 @@
 """Adam, 1-bit Adam, 1-bit LAMB and 0/1 Adam as PyTorch optimizers."""
 
 import operator
+import os
 from typing import Dict, Literal, Optional, Tuple, Union
 
 from signpost import Codec, Options, _abi, world
 from signpost._codec import codec_options
 from signpost.torch._clipping import Clipping, GlobalClipping, OwnClipping
-from signpost.torch._job_optimizer import JobOptimizer, Parameters
+from signpost.torch._job_optimizer import JobOptimizer, Member, Parameters
 
 
 def _count(name: str, value: int, least: int, most: int = 2**63 - 1) -> int:
@@ -74,9 +75,13 @@ class Adam(JobOptimizer):
         bias_correction: bool = True,
         codec: Union[str, Codec] = "fp32",
         max_grad_norm: Optional[float] = None,
-        resume: Optional[str] = None,
+        resume: Union[str, "os.PathLike[str]", None] = None,
         resume_with_other_world_size: bool = False,
         overlap: bool = False,
+        name: Optional[str] = None,
+        foreach: Optional[bool] = None,
+        capturable: bool = False,
+        fused: Optional[bool] = None,
     ) -> None:
         """Joins the job; blocks until all ranks have. Parameters get the values that rank 0's have.
 
@@ -108,6 +113,10 @@ class Adam(JobOptimizer):
                 gradients stay as they are until step(), and all backward passes of a step but the
                 last are inside no_sync(). Ranks may differ in it. A node's worker sends what all of
                 its processes have.
+            name: of the optimizer, where a program has several: the same on all ranks, and no other
+                optimizer's. None: all ranks make their optimizers in the same order.
+            foreach, capturable, fused: for callers of torch.optim.AdamW, and without effect: each
+                step is one call of the library.
 
         Raises:
             FailedPreconditionError: names the tensor or option in which this rank differs from the
@@ -121,10 +130,11 @@ class Adam(JobOptimizer):
             UnavailableError, ResourceExhaustedError: the GPU has failed, or has too little
                 memory free: 12 bytes for each parameter, and some.
         """
-        job = world().next_job()
+        job = world().next_job(name)
         codecs = codec_options(codec=codec)
         super().__init__(
             job,
+            name,
             params,
             lr,
             betas,
@@ -165,9 +175,13 @@ class OneBitAdam(JobOptimizer):
         warm_up_codec: Union[str, Codec] = "fp32",
         variance_codec: Union[str, Codec] = "fp32",
         max_grad_norm: Optional[float] = None,
-        resume: Optional[str] = None,
+        resume: Union[str, "os.PathLike[str]", None] = None,
         resume_with_other_world_size: bool = False,
         overlap: bool = False,
+        name: Optional[str] = None,
+        foreach: Optional[bool] = None,
+        capturable: bool = False,
+        fused: Optional[bool] = None,
         compat: Optional[Literal["deepspeed"]] = None,
     ) -> None:
         """As Adam, with:
@@ -198,9 +212,10 @@ class OneBitAdam(JobOptimizer):
         Raises:
             ValueError: gamma or variance_floor is given with compat.
         """
-        job = world().next_job()
+        job = world().next_job(name)
         super().__init__(
             job,
+            name,
             params,
             lr,
             betas,
@@ -232,6 +247,8 @@ class OneBitLamb(JobOptimizer):
     step's answers are there: nothing of it overlaps the exchange.
     """
 
+    _state_fields = (*JobOptimizer._state_fields, "fresh_exp_avg_sq")
+
     def __init__(
         self,
         params: Parameters,
@@ -255,15 +272,19 @@ class OneBitLamb(JobOptimizer):
         warm_up_codec: Union[str, Codec] = "fp32",
         variance_codec: Union[str, Codec] = "fp32",
         max_grad_norm: Optional[float] = None,
-        resume: Optional[str] = None,
+        resume: Union[str, "os.PathLike[str]", None] = None,
         resume_with_other_world_size: bool = False,
         overlap: bool = False,
+        name: Optional[str] = None,
+        foreach: Optional[bool] = None,
+        capturable: bool = False,
+        fused: Optional[bool] = None,
         compat: Optional[Literal["deepspeed"]] = None,
     ) -> None:
         """As OneBitAdam, with:
 
         Args:
-            params: on a GPU each takes 16 bytes there, and 20 in state_dict().
+            params: on a GPU each takes 16 bytes there.
             freeze_step: as OneBitAdam's, but about 30% of all steps: with 15% a small transformer
                 ended 6% behind LAMB (docs/convergence-onebit_lamb.md).
             lr: before it is multiplied by a tensor's trust ratio.
@@ -276,9 +297,10 @@ class OneBitLamb(JobOptimizer):
             compat: as OneBitAdam's; the mean of trust ratios that is frozen is not corrected for
                 its start either. Each tensor has its own scale, where DeepSpeed has one for all.
         """
-        job = world().next_job()
+        job = world().next_job(name)
         super().__init__(
             job,
+            name,
             params,
             lr,
             betas,
@@ -320,6 +342,13 @@ class ZeroOneAdam(JobOptimizer):
     """
 
     _gradient_codecs = {"codec": "codec", "variance_codec": "variance_codec"}
+    _state_fields = (
+        *JobOptimizer._state_fields,
+        "anchor",
+        "local_value",
+        "local_exp_avg",
+        "local_sum",
+    )
 
     def __init__(
         self,
@@ -339,16 +368,19 @@ class ZeroOneAdam(JobOptimizer):
         codec: Union[str, Codec] = "onebit",
         variance_codec: Union[str, Codec] = "fp32",
         max_grad_norm: Optional[float] = None,
-        resume: Optional[str] = None,
+        resume: Union[str, "os.PathLike[str]", None] = None,
         resume_with_other_world_size: bool = False,
         overlap: bool = False,
+        name: Optional[str] = None,
+        foreach: Optional[bool] = None,
+        capturable: bool = False,
+        fused: Optional[bool] = None,
         compat: Optional[Literal["deepspeed"]] = None,
     ) -> None:
         """As Adam, with:
 
         Args:
-            params: on a GPU each takes 20 bytes there. In state_dict() each takes 24 between two
-                synchronisations, 16 otherwise.
+            params: on a GPU each takes 20 bytes there.
             betas: betas[0] must be the same in all groups, unless both codecs are "fp32".
             var_freeze_step: number of steps before the variance is frozen and local steps begin, at
                 least 1. Best behind the learning rate's highest point: about a fifth of all steps.
@@ -379,7 +411,7 @@ class ZeroOneAdam(JobOptimizer):
                 has a weight of 1 - betas[1], whatever the interval, and errors are dropped at the
                 freeze. Weight decay is in no momentum, as without.
         """
-        job = world().next_job()
+        job = world().next_job(name)
         scaler = 0  # the library's None: as many as var_freeze_step
         if local_step_scaler is not None:
             scaler = _count("local_step_scaler", local_step_scaler, least=0)
@@ -389,6 +421,7 @@ class ZeroOneAdam(JobOptimizer):
             self._freeze_step += 1  # the first stage's steps, of which DeepSpeed has one more
         super().__init__(
             job,
+            name,
             params,
             lr,
             betas,
@@ -421,9 +454,9 @@ class ZeroOneAdam(JobOptimizer):
             return OwnClipping(self._max_grad_norm)
         return GlobalClipping(options, self._max_grad_norm, joins_late=bool(options.node))
 
-    def _clipping_of_step(self) -> Optional[Clipping]:
-        if isinstance(self._clipping, GlobalClipping) and self.steps >= self._freeze_step:
+    def _clipping_of_step(self, member: Member) -> Optional[Clipping]:
+        if isinstance(member.clipping, GlobalClipping) and self.steps >= self._freeze_step:
             assert self._max_grad_norm is not None
-            self._clipping.leave()
-            self._clipping = OwnClipping(self._max_grad_norm)
-        return self._clipping
+            member.clipping.leave()
+            return OwnClipping(self._max_grad_norm)
+        return member.clipping

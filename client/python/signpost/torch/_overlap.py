@@ -113,7 +113,8 @@ class Backward:
             raise RuntimeError(
                 f"{self._tensors[index].name} got a gradient again after one was sent, before "
                 "step(): to accumulate those of several backward passes, do all but the last "
-                "inside `with optimizer.no_sync():`; for a module that is checkpointed more than "
+                "inside `with optimizer.no_sync():`, and so those of another network's loss that "
+                "passes through this one, as in a GAN; for a module that is checkpointed more than "
                 "once, use use_reentrant=False. If a backward pass was interrupted, step() alone "
                 f"takes the step with the gradients that are there. {_OTHERWISE}"
             )

@@ -11,10 +11,8 @@ from signpost.torch import _device
 # And what the library calls gradients of that type.
 _TRAINABLE = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
-# How a parameter comes to be elsewhere.
-_MOVED = "change parameters in place, as load_state_dict does, or make a new optimizer"
 _SHARED = (
-    "it is in shared memory, where torch.multiprocessing moves what is sent to another process: "
+    "is in shared memory now, where torch.multiprocessing moves what is sent to another process: "
     "send a clone(), or call the model's share_memory() before the optimizer is made"
 )
 
@@ -22,8 +20,9 @@ _SHARED = (
 class TrainedTensor:
     """One parameter of the model, and the fp32 values that a session trains, where it is.
 
-    If the parameter is fp32 and contiguous, these are its own memory. Otherwise they are a copy,
-    which keeps full precision between steps; the parameter gets them, rounded, after each step.
+    The values of a parameter that is fp32 and contiguous are its own memory, for as long as it has
+    that memory. Other parameters have a copy, which keeps full precision between steps; after each
+    step the parameter gets the copy's values, rounded.
     """
 
     def __init__(self, parameter: torch.Tensor, name: str, group: int) -> None:
@@ -31,9 +30,11 @@ class TrainedTensor:
         self.name = name
         self.group = group
         self.gpu = _device.gpu_of(parameter)
-        # A GPU reads them as they are.
+        # A GPU reads gradients of the parameter's type.
         self._gradient_dtype = torch.float32 if self.gpu is None else parameter.dtype
         self.is_own_memory = parameter.dtype == torch.float32 and parameter.is_contiguous()
+        self.has_master = not self.is_own_memory  # values that the parameter does not have
+        self._dtype = parameter.dtype
         if self.is_own_memory:
             self.values = parameter.detach()
         else:
@@ -41,6 +42,7 @@ class TrainedTensor:
         self._nothing = self.values.view(-1)[:0]
         self._address = parameter.data_ptr()
         self._version = parameter._version
+        self.times_taken = 0  # how often values were taken that the program has written
 
     def as_session_parameter(self) -> Parameter:
         values = self.values
@@ -54,8 +56,11 @@ class TrainedTensor:
         )
 
     def gradient(self) -> Optional[torch.Tensor]:
-        """As a session wants it: row-major, on the CPU fp32, on a GPU of the parameter's type; None
-        if there is none. Errors as check_gradient()'s."""
+        """Returns the gradient as a session wants it, or None if there is none.
+
+        It is row-major, on the CPU fp32, on a GPU of the parameter's type. Errors as
+        check_gradient()'s.
+        """
         self.check_gradient()
         gradient = self.parameter.grad
         if gradient is None:
@@ -64,7 +69,7 @@ class TrainedTensor:
         return dense.to(self._gradient_dtype).contiguous()
 
     def check_gradient(self) -> None:
-        """Refuses one that cannot be stepped with.
+        """Refuses a gradient that cannot be stepped with.
 
         Raises:
             RuntimeError: it is elsewhere than the values, or of another shape.
@@ -84,29 +89,41 @@ class TrainedTensor:
             )
 
     def own_gradient(self) -> Optional[torch.Tensor]:
-        """The parameter's, to be multiplied in place. One that PyTorch would not write to becomes a
-        copy first."""
+        """Returns the parameter's gradient, to be multiplied in place. One that PyTorch would not
+        write to becomes a copy first."""
         gradient = self.parameter.grad
         if gradient is not None and (gradient.is_inference() or _is_expanded(gradient)):
             self.parameter.grad = gradient = gradient.clone()
         return gradient
 
     def before_step(self, why_lost: Optional[str]) -> None:
-        """Takes notice of what the program has done to the parameter.
+        """Takes over what the program has done to the parameter since the last step.
+
+        A parameter that the program has given other memory (`parameter.data = ...`, `model.to()`) is
+        followed there: its values become a copy of what is there.
 
         Raises:
             RuntimeError: it has changed, with `why_lost`, which says why that would do nothing; or
-                it has moved.
+                it has another shape, type or device now.
         """
+        self._check_is_followed()
         if why_lost is not None and self._has_changed():
             raise RuntimeError(f"{self.name} was changed since its last step. {why_lost}")
-        if self._has_moved():
-            raise RuntimeError(
-                f"{self.name} is not where it was in memory when the optimizer was made; "
-                + (_SHARED if self._storage_has_moved() else _MOVED)
-            )
+        if not self.has_master:
+            self.is_own_memory = not self._has_other_memory()
         if not self.is_own_memory:
             self._take_what_was_written()
+
+    @property
+    def has_other_device(self) -> bool:
+        """Whether the program has moved the parameter to another device."""
+        return self.parameter.device != self.values.device
+
+    def with_digits_of(self, master: torch.Tensor) -> torch.Tensor:
+        """Returns `master` where the parameter is what that rounds to. Elsewhere the program has loaded
+        another model, and the parameter counts."""
+        now = self.parameter.detach().to(master.device)
+        return torch.where(master.to(now.dtype) == now, master, now.to(torch.float32))
 
     def show_values(self) -> None:
         """Gives the parameter its new values, and lets autograd know that they have changed."""
@@ -119,31 +136,42 @@ class TrainedTensor:
         self._version = self.parameter._version
 
     def _has_changed(self) -> bool:
-        """Since the last step; of a parameter in its own memory, whether it was written to."""
-        if self.parameter._version == self._version:
-            return False
-        if self.is_own_memory or self.parameter.shape != self.values.shape:
-            return True
+        """Returns whether the program has written to the parameter since the last step."""
+        if self.parameter.data_ptr() == self._address:
+            if self.parameter._version == self._version:
+                return False
+            if self.is_own_memory:
+                return True
         return not torch.equal(self.values.to(self.parameter.dtype), self.parameter)
 
-    def _has_moved(self) -> bool:
-        if self.parameter.shape != self.values.shape:
-            return True
-        if self.is_own_memory:
-            is_there = self.parameter.data_ptr() == self._address
-            return not (is_there and self.parameter.is_contiguous())
-        return self.parameter.device != self.values.device  # where there it is does not matter
+    def _check_is_followed(self) -> None:
+        parameter, values = self.parameter, self.values
+        if not self.has_master and values.data_ptr() != self._address:
+            raise RuntimeError(f"{self.name} {_SHARED}")  # the storage has moved below
+        if not self.has_master and self._has_other_memory() and _share_memory(parameter, values):
+            raise RuntimeError(
+                f"{self.name} is another view of the memory that it had when the optimizer was made; "
+                "give it a clone(), or make a new optimizer"
+            )
+        now = (list(parameter.shape), parameter.dtype, parameter.device)
+        then = (list(values.shape), self._dtype, values.device)
+        if now != then:
+            raise RuntimeError(
+                f"{self.name} is {now[0]}, {now[1]}, on {now[2]}, and was {then[0]}, {then[1]}, on "
+                f"{then[2]} when the optimizer was made; make a new optimizer"
+            )
 
-    def _storage_has_moved(self) -> bool:
-        """Also below `values`."""
-        return self.is_own_memory and self.values.data_ptr() != self._address
+    def _has_other_memory(self) -> bool:
+        is_there = self.parameter.data_ptr() == self._address
+        return not (is_there and self.parameter.is_contiguous())
 
     def _take_what_was_written(self) -> None:
-        """Of the parameter's values those that are not its fp32 values, rounded. The others keep
+        """Takes the parameter's values where they are not the fp32 values, rounded. The others keep
         what rounding would lose, also where the same was written, as Embedding's max_norm does."""
         rounded = self.values.to(self.parameter.dtype)
         if self.gpu is None and torch.equal(rounded, self.parameter):  # a GPU would be waited for
             return
+        self.times_taken += 1
         written = self.parameter.to(torch.float32)
         self.values.copy_(torch.where(rounded == self.parameter, self.values, written))
 
@@ -169,28 +197,12 @@ class Zeros:
         return self._memory
 
 
-def without_names(params: Any, names: Dict[torch.Tensor, str]) -> Any:
-    """The same parameters, or groups, with each pair of a name and a tensor become the tensor. Adds
-    the names to `names`. What is neither is left to the optimizer to refuse."""
-    if isinstance(params, (torch.Tensor, set)):
-        return params
-    plain: List[Any] = []
-    for entry in params:
-        if isinstance(entry, dict) and "params" in entry:
-            entry = {**entry, "params": without_names(entry["params"], names)}
-        elif isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], torch.Tensor):
-            name, entry = entry
-            names[entry] = str(name)
-        plain.append(entry)
-    return plain
+def trained_tensors(groups: Iterable[Dict[str, Any]]) -> List[TrainedTensor]:
+    """Returns those of the parameters that a job trains: not the frozen and the empty ones, and a
+    parameter that is there more than once, once.
 
-
-def trained_tensors(
-    groups: Iterable[Dict[str, List[torch.Tensor]]], names: Dict[torch.Tensor, str]
-) -> List[TrainedTensor]:
-    """Those of the parameters that a job trains: not the frozen and the empty ones, and a parameter
-    that is there more than once, once. One that has none of the names is called by its place, and
-    by both if others have the same name, as those of two models may.
+    A parameter has the name that its group's "param_names" gives it. Without one, or where others
+    have the same name, as those of two models may, its place in the groups tells it apart.
 
     Raises:
         TypeError: names the parameter that cannot be trained, and why; or two that are not in the
@@ -198,7 +210,9 @@ def trained_tensors(
         ValueError: names one whose elements share memory, or two that do.
     """
     places: Dict[torch.Tensor, Tuple[int, int]] = {}  # by identity, as tensors hash
+    names: Dict[torch.Tensor, str] = {}
     for g, group in enumerate(groups):
+        names.update(zip(group["params"], map(str, group.get("param_names", ()))))
         for i, parameter in enumerate(group["params"]):
             if parameter.requires_grad and parameter.numel() > 0:
                 places[parameter] = (g, i)
@@ -209,11 +223,27 @@ def trained_tensors(
         name = names.get(parameter, place)
         if times[name] > 1:
             name = f"{name}, {place}"
+        _check_is_whole(parameter, name)
         _check_trainable(parameter, name)
         tensors.append(TrainedTensor(parameter, name, g))
     _check_are_together(tensors)
     _check_are_apart(tensors)
     return tensors
+
+
+def _check_is_whole(parameter: torch.Tensor, name: str) -> None:
+    """Refuses a parameter of which each rank has another shard."""
+    kinds = [kind.__name__ for kind in type(parameter).__mro__]
+    if "DTensor" in kinds:
+        what = "a DTensor, as fully_shard() and parallelize_module() make them"
+    elif hasattr(parameter, "_is_flat_param") or hasattr(parameter, "_fsdp_flattened"):
+        what = "a shard of FullyShardedDataParallel's flat parameter"
+    else:
+        return
+    raise TypeError(
+        f"{name} {list(parameter.shape)} is {what}. Signpost averages the gradients of whole models, of "
+        "which each rank has one: train the model without it"
+    )
 
 
 def _check_are_together(tensors: List[TrainedTensor]) -> None:
@@ -259,9 +289,7 @@ def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
         size = tensor.element_size()
         strides = [stride * size for stride in tensor.stride()]
-        return is_taken.as_strided(
-            (*tensor.shape, size), (*strides, 1), tensor.data_ptr() - begin
-        )
+        return is_taken.as_strided((*tensor.shape, size), (*strides, 1), tensor.data_ptr() - begin)
 
     bytes_of(a).fill_(True)
     return bool(bytes_of(b).any())

@@ -1,0 +1,1 @@
+"""Signpost's optimizers in the trainers of others: a module for each, which imports that trainer."""

@@ -1,0 +1,272 @@
+"""An optimizer's state between two steps, under the names by which PyTorch's tools know it.
+
+`optimizer.state[parameter]` and what state_dict() has of a parameter are dicts of fp32 tensors on the
+CPU, of the parameter's shape:
+
+    step        steps that were taken, a scalar
+    exp_avg     the momentum
+    exp_avg_sq  the variance; once it is frozen, that of the freeze, raised to its floor
+    error       what compression has left out on this rank, to be sent later
+    master      the fp32 values of a parameter that is bf16, fp16 or not contiguous
+
+1-bit LAMB has a second variance, `fresh_exp_avg_sq`. 0/1 Adam has `anchor`, the values at the last
+synchronisation, and of this rank alone `local_value`, `local_exp_avg` and `local_sum`. In state_dict()
+the names of what this rank alone has end with `_of_rank_<rank>`, so that a file may have those of all
+ranks; there is also `aggregator_error_of_rank_<rank>`, those elements of the aggregators' errors that
+this rank saves.
+"""
+
+import json
+import warnings
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
+
+import torch
+
+from signpost import FailedPreconditionError, World, _state
+from signpost._state import Numbers, SavedState, make_state
+from signpost.torch._tensors import TrainedTensor
+
+# In the first of a state_dict's param groups: the state's description, which all ranks have alike.
+DESCRIPTION = "signpost"
+
+_FIELDS = {
+    "exp_avg": _state.EXP_AVG,
+    "exp_avg_sq": _state.EXP_AVG_SQ,
+    "error": _state.ERROR,
+    "fresh_exp_avg_sq": _state.FRESH_EXP_AVG_SQ,
+    "anchor": _state.ANCHOR,
+    "local_value": _state.VALUE,
+    "local_exp_avg": _state.EXP_AVG,
+    "local_sum": _state.LOCAL_SUM,
+    "master": _state.VALUE,
+    "aggregator_error": _state.AGGREGATOR_ERROR,
+}
+_OWN = ("error", "local_value", "local_exp_avg", "local_sum", "aggregator_error")
+
+Entry = Dict[str, torch.Tensor]  # of one parameter, by name
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of one rank after a step."""
+
+    description: str  # JSON
+    entries: Dict[torch.Tensor, Entry]  # by parameter
+    aggregator_errors: Dict[torch.Tensor, torch.Tensor]  # this rank's share; one-dimensional
+
+    @property
+    def steps(self) -> int:
+        return int(json.loads(self.description).get("step", 0))
+
+    @property
+    def is_synchronised(self) -> bool:
+        return int(json.loads(self.description).get("schedule", {}).get("localSteps", 0)) == 0
+
+    def worker(self, world: World) -> Tuple[int, int]:
+        """Returns the rank of this process's worker among the job's, and their number. With a node it is
+        the node's, and ranks of the world count processes, as many on each node."""
+        if world.node is None:
+            return world.rank, world.world_size
+        nodes = int(json.loads(self.description).get("worldSize", 1))
+        return world.rank * nodes // world.world_size, nodes
+
+
+def state_of(saved: SavedState, tensors: Sequence[TrainedTensor], names: Sequence[str]) -> State:
+    """Returns what a rank has saved of these tensors, with copies of the fields of these names."""
+    state = State(saved.description(), {}, {})
+    step = float(state.steps)
+    for index, tensor in enumerate(tensors):
+        entry = {"step": torch.tensor(step, dtype=torch.float32)}
+        for name in names:
+            entry[name] = _read(saved, index, name).view(tensor.values.shape)
+        if tensor.has_master:
+            entry["master"] = _read(saved, index, "master").view(tensor.values.shape)
+        state.entries[tensor.parameter] = entry
+        share = _read(saved, index, "aggregator_error")
+        if share.numel() > 0:
+            state.aggregator_errors[tensor.parameter] = share
+    return state
+
+
+def _read(saved: SavedState, index: int, name: str) -> torch.Tensor:
+    numbers = torch.empty(saved.elements(index, _FIELDS[name]), dtype=torch.float32, device="cpu")
+    saved.write(index, _FIELDS[name], Numbers(numbers.data_ptr(), numbers.numel()))
+    return numbers
+
+
+def is_same(a: State, b: State) -> bool:
+    """Returns whether both have the same bits."""
+    if a.description != b.description or a.entries.keys() != b.entries.keys():
+        return False
+    if a.aggregator_errors.keys() != b.aggregator_errors.keys():
+        return False
+    pairs = [(a.aggregator_errors[p], b.aggregator_errors[p]) for p in a.aggregator_errors]
+    for parameter, entry in a.entries.items():
+        pairs += [(value, b.entries[parameter][name]) for name, value in entry.items()]
+    return all(torch.equal(x.view(torch.int32), y.view(torch.int32)) for x, y in pairs)
+
+
+def to_state_dict(
+    state: State, state_dict: Dict[str, Any], ids: Mapping[torch.Tensor, Any], world: World
+) -> None:
+    """Completes what torch.optim.Optimizer.state_dict() has made of `state`.
+
+    Args:
+        ids: by which state_dict calls the parameters.
+    """
+    rank, _ = state.worker(world)
+    for parameter, entry in state.entries.items():
+        named = {_name_in_file(name, rank): value for name, value in entry.items()}
+        if parameter in state.aggregator_errors:
+            name = _name_in_file("aggregator_error", rank)
+            named[name] = state.aggregator_errors[parameter]
+        state_dict["state"][ids[parameter]] = named
+    state_dict["param_groups"][0][DESCRIPTION] = state.description
+
+
+def from_state_dict(
+    state_dict: Mapping[str, Any],
+    description: Any,
+    tensors: Mapping[Any, TrainedTensor],
+    names: Sequence[str],
+    world: World,
+) -> State:
+    """Returns what a state_dict() has of these tensors for this rank.
+
+    What this rank alone has is zero where the file lacks it, as one does that rank 0 has saved for
+    all: then compression has left something out that is never sent, and a warning says so.
+
+    Args:
+        tensors: by what state_dict calls their parameters.
+        names: of the fields that the optimizer has.
+
+    Raises:
+        ValueError: it is no state of an optimizer of Signpost, or names the parameter and field that
+            is missing, of another shape or of another type.
+        FailedPreconditionError: it is of another number of ranks.
+    """
+    state = State(_checked(description), {}, {})
+    rank, workers = state.worker(world)
+    of_workers = int(json.loads(state.description)["worldSize"])
+    if of_workers != workers:
+        raise FailedPreconditionError(
+            f"the saved state is that of {of_workers} ranks, and this job has {workers}; checkpoint() "
+            "saves what another number of ranks can resume from, with resume_with_other_world_size",
+            code=9,
+            exit_code=76,
+        )
+    lost = []  # names of parameters
+    for key, tensor in tensors.items():
+        file: Mapping[str, Any] = state_dict["state"].get(key, {})
+        wanted = list(names) + (["master"] if tensor.has_master else [])
+        entry: Entry = {"step": torch.tensor(float(state.steps), dtype=torch.float32)}
+        for name in wanted:
+            value = file.get(_name_in_file(name, rank))
+            if value is None:
+                value = _in_place_of(name, file, tensor, state.is_synchronised, rank)
+                if name == "error" and _has_error_of_another(file):
+                    lost.append(tensor.name)
+            _check(value, name, tensor)
+            entry[name] = value.detach().to("cpu", torch.float32).contiguous()
+        state.entries[tensor.parameter] = entry
+        share = file.get(_name_in_file("aggregator_error", rank))
+        if share is not None:
+            state.aggregator_errors[tensor.parameter] = (
+                share.detach().to("cpu", torch.float32).contiguous()
+            )
+    if lost:
+        warnings.warn(
+            f"the state that is loaded has no error of rank {rank}, only of other ranks: what "
+            f"compression has left out here so far, of {lost[0]} and {len(lost) - 1} other parameters, "
+            "is never sent. Where each rank saves its own state nothing is lost",
+            stacklevel=4,
+        )
+    return state
+
+
+def _checked(description: Any) -> str:
+    try:
+        if "worldSize" in json.loads(description):
+            return str(description)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(
+        f"this is not the state_dict() of an optimizer of Signpost: '{DESCRIPTION}' of its first param "
+        f"group is {str(description)[:40]!r}, wanted the state's description"
+    )
+
+
+def _in_place_of(
+    name: str, file: Mapping[str, Any], tensor: TrainedTensor, is_synchronised: bool, rank: int
+) -> Any:
+    """Returns what stands for a field that the file lacks."""
+    if not file:
+        raise ValueError(f"the state that is loaded has nothing of {tensor.name}")
+    if name not in _OWN:
+        raise ValueError(f"the state that is loaded has no {name} of {tensor.name}")
+    if name.startswith("local_") and not is_synchronised:
+        raise ValueError(
+            f"the state that is loaded has no {name} of {tensor.name} for rank {rank}, and was saved "
+            "between two synchronisations, when each rank had values of its own: load what this rank "
+            "has saved, or what was saved after a step with is_synchronised"
+        )
+    if name == "local_value":
+        return tensor.values
+    if name == "local_exp_avg":
+        return file["exp_avg"]
+    return torch.zeros_like(tensor.values)
+
+
+def _has_error_of_another(file: Mapping[str, Any]) -> bool:
+    return any(
+        name.startswith("error_of_rank_") and bool(value.any()) for name, value in file.items()
+    )
+
+
+def _check(value: Any, name: str, tensor: TrainedTensor) -> None:
+    if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+        raise ValueError(f"{name} of {tensor.name} is {type(value).__name__}, wanted fp32 numbers")
+    if value.shape != tensor.values.shape:
+        raise ValueError(
+            f"{name} of {tensor.name} is {list(value.shape)} in the state that is loaded, wanted "
+            f"{list(tensor.values.shape)}"
+        )
+
+
+def _name_in_file(name: str, rank: int) -> str:
+    return f"{name}_of_rank_{rank}" if name in _OWN else name
+
+
+def to_resume(state: State, tensors: Sequence[TrainedTensor], world: World) -> SavedState:
+    """Returns what the library resumes from. Errors as make_state()'s.
+
+    Values are the parameters' own, but for `local_value` between two synchronisations of 0/1 Adam,
+    and for `master`, which has the digits that a parameter has lost by rounding.
+    """
+    kept: List[torch.Tensor] = []  # until the state is made
+
+    def numbers_of(value: torch.Tensor) -> Numbers:
+        kept.append(value.detach().to("cpu", torch.float32).contiguous())
+        return Numbers(kept[-1].data_ptr(), kept[-1].numel())
+
+    fields: List[Dict[int, Numbers]] = []
+    for tensor in tensors:
+        entry = state.entries[tensor.parameter]
+        values = tensor.values
+        if "master" in entry:
+            values = tensor.with_digits_of(entry["master"])
+        own: Dict[int, Numbers] = {_state.VALUE: numbers_of(values)}
+        for name, value in entry.items():
+            if name in ("step", "master") or (name.startswith("local_") and state.is_synchronised):
+                continue
+            own[_FIELDS[name]] = numbers_of(value)
+        if state.is_synchronised:
+            own.pop(_state.ANCHOR, None)
+        share = state.aggregator_errors.get(tensor.parameter)
+        if share is not None:
+            own[_state.AGGREGATOR_ERROR] = numbers_of(share)
+        fields.append(own)
+    shapes = [(tensor.name, tuple(tensor.values.shape)) for tensor in tensors]
+    rank, workers = state.worker(world)
+    return make_state(state.description, rank, workers, shapes, fields)
