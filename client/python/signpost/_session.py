@@ -275,8 +275,9 @@ class Session(Membership):
     def _look(self) -> None:
         """Asks how far the session is; beside another thread's call as it was before that. Once it is left,
         it stays where it was."""
+        self._check_process()
         with self._closing:
-            if self._handle is not None and self._is_of_this_process():
+            if self._handle is not None:
                 self._steps = int(_abi.library.signpost_steps(self._handle))
                 self._is_synchronised = bool(_abi.library.signpost_is_synchronised(self._handle))
 

@@ -156,10 +156,10 @@ def test_a_state_of_another_number_of_ranks_is_refused(together, saved):
     assert "the saved state is that of 3 ranks, and this job has 2" in output
 
 
-def test_a_state_of_another_step_than_the_others_is_refused_by_the_next_step(together, saved):
-    code, output = run_job(3, 1, "loads_file_of_another_step_on_rank_1", str(saved))
-    assert code == 76
-    assert re.search("FailedPreconditionError: .*first_step", output)
+def test_a_state_of_another_step_than_the_others_is_refused_by_the_next_step():
+    code, output = run_job(3, 1, "loads_states_of_different_steps")
+    assert code in (75, 76)  # of the rank that was refused, or of one that was there before
+    assert re.search("FailedPreconditionError: .*its first_step was to be [23], and that of rank", output)
 
 
 @pytest.mark.parametrize("kind", KINDS)
