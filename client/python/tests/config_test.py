@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import pickle
 import warnings
 from types import MappingProxyType
@@ -188,8 +189,88 @@ def test_a_warning_names_what_deepspeed_would_do_besides(make, given):
     }
     with pytest.warns(UserWarning) as warned:
         make(signpost.optimizer, [tensor()], given(config))
-    [warning] = warned
-    assert "nothing is done about scheduler, fp16, with" in str(warning.message)
+    of_schedule, of_sections = (str(warning.message) for warning in warned)
+    assert "has a scheduler, WarmupLR: signpost.scheduler(optimizer, ...) makes it" in of_schedule
+    assert "nothing is done about fp16, with" in of_sections
+
+
+def test_params_that_are_auto_are_arguments(make, given):
+    config = given(section("OneBitAdam", lr="auto", weight_decay="auto", freeze_step=3))
+    optimizer = make(signpost.optimizer, [tensor()], config, lr=0.25, weight_decay=0.5)
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (
+        0.25,
+        0.5,
+    )
+    with pytest.raises(InvalidArgumentError, match="has weight_decay as 'auto', .* weight_decay="):
+        signpost.optimizer([tensor()], config, lr=0.25)
+
+
+def rates_of(make, kind, steps, **params):
+    optimizer = make(signpost.Adam, [tensor()], lr=0.5)
+    config = {"scheduler": {"type": kind, "params": params}}
+    schedule, rates = signpost.scheduler(optimizer, config), []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        train(optimizer, optimizer.param_groups[0]["params"][0], steps=1)
+        schedule.step()
+    return rates
+
+
+# By hand from DeepSpeed's formulas: the first two steps have the least rate.
+@pytest.mark.parametrize(
+    "kind, params, wanted",
+    [
+        (
+            "WarmupLR",
+            dict(warmup_num_steps=4, warmup_type="linear"),
+            [0, 0, 0.125, 0.25, 0.375, 0.5, 0.5],
+        ),
+        (
+            "WarmupLR",
+            dict(warmup_min_lr=0.1, warmup_max_lr=0.3, warmup_num_steps=4),
+            [0.1, 0.1, 0.2, 0.1 + 0.2 * math.log(3) / math.log(4), 0.3, 0.3],
+        ),
+        (
+            "WarmupDecayLR",
+            dict(warmup_max_lr=1.0, warmup_num_steps=2, total_num_steps=6, warmup_type="linear"),
+            [0, 0, 0.5, 1.0, 0.75, 0.5, 0.25, 0, 0],
+        ),
+        (
+            "WarmupCosineLR",
+            dict(warmup_num_steps=2, total_num_steps=4, cos_min_ratio=0.2, warmup_type="linear"),
+            [0, 0, 0.25, 0.5 * 0.6, 0.5 * 0.2],
+        ),
+    ],
+)
+def test_schedules_are_deepspeeds(make, kind, params, wanted):
+    assert rates_of(make, kind, len(wanted), **params) == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "scheduler, why",
+    [
+        (None, "has no section 'scheduler'"),
+        (
+            {"type": "OneCycle"},
+            "type is 'OneCycle', wanted WarmupLR, WarmupDecayLR, WarmupCosineLR",
+        ),
+        ({"type": "WarmupDecayLR"}, "WarmupDecayLR needs total_num_steps"),
+        ({"type": "WarmupLR", "params": {"warmup_max_lr": "auto"}}, "WarmupLR needs warmup_max_lr"),
+        (
+            {"type": "WarmupLR", "params": {"warmup_steps": 3}},
+            "has no param 'warmup_steps', but warmup_min",
+        ),
+        ({"type": "WarmupLR", "params": {"warmup_num_steps": "3"}}, "is '3', wanted a number"),
+        (
+            {"type": "WarmupLR", "params": {"warmup_type": "cubic"}},
+            "is 'cubic', wanted 'log' or 'lin",
+        ),
+    ],
+)
+def test_wrong_schedules_are_named(make, scheduler, why):
+    optimizer = make(signpost.Adam, [tensor()])
+    with pytest.raises(InvalidArgumentError, match=why):
+        signpost.scheduler(optimizer, {"scheduler": scheduler} if scheduler else {})
 
 
 def test_a_warning_says_what_the_program_does_to_accumulate_gradients(make, given):

@@ -38,6 +38,7 @@ from signpost.torch._ddp_hook import DdpHookState, ddp_hook
 from signpost.torch._from_config import optimizer
 from signpost.torch._misuse import local_gradients
 from signpost.torch._optimizer import Adam, OneBitAdam, OneBitLamb, ZeroOneAdam
+from signpost.torch._schedules import scheduler
 
 __all__ = [
     "Adam",
@@ -60,6 +61,7 @@ __all__ = [
     "optimizer",
     "python_codec",
     "rank",
+    "scheduler",
     "shutdown",
     "world_size",
 ]

@@ -22,7 +22,7 @@ _TYPES: Dict[str, Tuple[Callable[..., Optimizer], Optional[str], Optional[str]]]
 
 # Sections of DeepSpeed's with which it trains to other numbers; and those that do so when they are
 # enabled.
-_SECTIONS = ("scheduler", "compression_training", "sparse_attention")
+_SECTIONS = ("compression_training", "sparse_attention")
 _ENABLED_SECTIONS = (
     "fp16",
     "bf16",
@@ -40,9 +40,10 @@ def optimizer(params: Parameters, config: Source = None, **arguments: Any) -> Op
 
         optimizer = signpost.optimizer(model.parameters(), "ds_config.json", lr=1e-3)
 
-    Of a file of DeepSpeed's `gradient_clipping` is taken too, as max_grad_norm, if neither an
-    argument nor `params` has that. Of what would change numbers besides, such as `scheduler` or
-    `gradient_accumulation_steps`, a warning has the names: that is left to the program.
+    A file of DeepSpeed's has `gradient_clipping` too, which is taken as max_grad_norm unless an
+    argument or `params` has that. scheduler() makes its `scheduler`. A warning names what would change
+    numbers besides, such as `gradient_accumulation_steps`: that is left to the program. Params that
+    are "auto", for Hugging Face's Trainer to fill in, must be among the arguments.
 
     Args:
         params: as the optimizers'.
@@ -56,6 +57,11 @@ def optimizer(params: Parameters, config: Source = None, **arguments: Any) -> Op
         NotFoundError: there is no such file.
         Besides, as the optimizers do.
     """
+    try:
+        settings = deepspeed_settings(config)
+    except (KeyError, OSError):  # the library says what is missing
+        settings = {}
+    config = _without_auto(settings, config, arguments)
     name, given = optimizer_section(config)
     kind, needed, share = _TYPES[name]
     merged = {**given, **arguments}
@@ -67,9 +73,15 @@ def optimizer(params: Parameters, config: Source = None, **arguments: Any) -> Op
             code=3,
             exit_code=64,
         )
-    settings = deepspeed_settings(config)
     if "max_grad_norm" not in merged:
         merged["max_grad_norm"] = _gradient_clipping(settings, merged.get("overlap", False))
+    schedule = settings.get("scheduler")
+    if isinstance(schedule, Mapping):
+        warnings.warn(
+            f"the configuration has a scheduler, {schedule.get('type')}: signpost.scheduler(optimizer, ...) "
+            "makes it, and the program calls its step() behind each optimizer.step()",
+            stacklevel=2,
+        )
     unused = _unused_sections(settings)
     if unused:
         warnings.warn(
@@ -86,6 +98,34 @@ def optimizer(params: Parameters, config: Source = None, **arguments: Any) -> Op
             stacklevel=2,
         )
     return kind(params, **merged)
+
+
+def _without_auto(
+    settings: Mapping[str, Any], config: Source, arguments: Mapping[str, Any]
+) -> Source:
+    """Returns the configuration without the params of its optimizer that are "auto".
+
+    Raises:
+        InvalidArgumentError: names those that are not among the arguments.
+    """
+    section = settings.get("optimizer")
+    params = section.get("params") if isinstance(section, Mapping) else None
+    if not isinstance(section, Mapping) or not isinstance(params, Mapping):
+        return config
+    auto = [name for name, value in params.items() if isinstance(value, str) and value == "auto"]
+    auto = [name for name in auto if name != "freeze_step"]  # which finds itself
+    missing = [name for name in auto if name not in arguments]
+    if missing:
+        raise InvalidArgumentError(
+            f"the configuration has {', '.join(missing)} as 'auto', which is for Hugging Face's Trainer to "
+            f"fill in: give an argument, such as {missing[0]}=...",
+            code=3,
+            exit_code=64,
+        )
+    if not auto:
+        return config
+    kept = {name: value for name, value in params.items() if name not in auto}
+    return {**settings, "optimizer": {**section, "params": kept}}
 
 
 def _gradient_clipping(settings: Mapping[str, Any], overlap: bool) -> Optional[float]:
