@@ -268,6 +268,17 @@ def test_state_dicts_lead_to_and_from_gpus(go_on, before, after, saved_at, optio
     assert crc_of(other.parameters()) == crc_of(whole.parameters())
 
 
+def test_an_optimizer_follows_its_model_to_a_gpu_when_its_state_is_loaded(go_on, monkeypatch):
+    """accelerate's prepare() moves the model, and then saves and loads its optimizer."""
+    whole, model = OfAllTypes(), OfAllTypes()
+    wanted = go_on(whole, STEPS, gpu=None).parameters_crc32c()
+    optimizer = go_on(model, 7, gpu=None)
+    simulated_gpu.put_tensors_on(0, monkeypatch.setattr)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert train(optimizer, model) == wanted
+    assert optimizer._progress.member.tensors[0].gpu == 0
+
+
 @pytest.fixture
 def calls(monkeypatch, on_gpu):
     """Calls of the library, and of streams, in their order."""

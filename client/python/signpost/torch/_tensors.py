@@ -117,7 +117,8 @@ class TrainedTensor:
     @property
     def has_other_device(self) -> bool:
         """Whether the program has moved the parameter to another device."""
-        return self.parameter.device != self.values.device
+        is_there = self.parameter.device == self.values.device
+        return not is_there or _device.gpu_of(self.parameter) != self.gpu
 
     def with_digits_of(self, master: torch.Tensor) -> torch.Tensor:
         """Returns `master` where the parameter is what that rounds to. Elsewhere the program has loaded
