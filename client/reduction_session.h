@@ -27,7 +27,7 @@
 
 namespace signpost {
 
-// Of the process that has joined, and for one call at a time, as a Session.
+// A reduction belongs to the process that has joined, and has one call at a time, as a Session.
 class ReductionSession {
  public:
   // Waits for a call that is under way.

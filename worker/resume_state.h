@@ -70,7 +70,7 @@ absl::StatusOr<ResumeState> LoadNewestCheckpoint(Disk& disk, const ResumingWorke
 // file is looked at. NOT_FOUND and DATA_LOSS as above.
 absl::StatusOr<uint64_t> NewestCheckpointStep(Disk& disk);
 
-// What Worker::SaveState returned, in its parts.
+// The parts of what Worker::SaveState returned.
 struct RankState {
   CheckpointManifest manifest;
   Layout layout;

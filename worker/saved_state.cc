@@ -11,9 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
-#include "storage/section_file.h"
-#include "worker/resume_state.h"
+#include "proto/checkpoint.pb.h"
+#include "worker/checkpoint_file.h"
 
 namespace signpost {
 namespace {
@@ -155,7 +154,8 @@ std::vector<float> SavedState::Field(size_t tensor, StateField field) const {
                         const auto error = state_.rank.aggregator_errors.find(chunk);
                         const size_t before = errors.size();
                         errors.resize(before + segment.elements);
-                        if (error == state_.rank.aggregator_errors.end() || error->second.empty()) return;
+                        if (error == state_.rank.aggregator_errors.end()) return;
+                        if (error->second.empty()) return;  // zeros
                         std::copy_n(error->second.begin() + segment.chunk_offset, segment.elements,
                                     errors.begin() + before);
                       });

@@ -70,8 +70,8 @@ struct StateOwner {
 
 // The bytes that `owner` resumes from (SessionOptions::resume_state). `numbers` has an element for
 // each tensor. Names of tensors are the owner's. With the description and the fields of a SavedState
-// the optimizer goes on with the same bits; a variance that is frozen may be the nearest instead
-// where epsilon is below 1e-20.
+// the optimizer goes on with the same bits. With an epsilon far below 1e-12, the least that is
+// tested, a frozen variance may be the nearest instead.
 //   INVALID_ARGUMENT     the rank is not below world_size, the description is none, or a field has
 //                        another number of elements than its tensor, which is named
 //   FAILED_PRECONDITION  the description is of another number of ranks

@@ -39,7 +39,7 @@ JobOptions Options() {
   return options;
 }
 
-// Of rank 1 of 2, with other numbers in each field.
+// Has the state of rank 1 of 2, with other numbers in each field.
 class SavedStateTest : public ::testing::Test {
  protected:
   SavedStateTest() : layout_(*Layout::Create(Tensors(), Options())) {

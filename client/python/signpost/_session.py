@@ -102,9 +102,8 @@ class Session(Membership):
         self._parameters = list(parameters)  # whose memory the library has borrowed
         super().__init__(is_attached=bool(options.node))
         self._steps, self._is_synchronised = 0, True
-        self._closing = (
-            threading.RLock()
-        )  # held to close the handle, and to look at it beside a call
+        # Held to close the handle, and to look at it beside another thread's call.
+        self._closing = threading.RLock()
         self._handle = join_in_background(
             "",
             options,

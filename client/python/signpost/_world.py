@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional
 
 from signpost import _abi
@@ -28,6 +29,15 @@ _LAUNCHERS = (
 _UNNAMED_RUN = "none"  # what torchrun calls one for which it was given no --rdzv_id
 
 
+@dataclass(frozen=True)
+class _Origin:
+    """The environment and the arguments from which init() made the world."""
+
+    environment: Dict[str, str]
+    arguments: Dict[str, Optional[float]]
+    added: List[str]  # variables that init() has set
+
+
 class World:
     """This process's rank among the workers of its job, or among the processes of all nodes."""
 
@@ -42,6 +52,7 @@ class World:
         # "unix:path" of the node's worker; None: this process is a worker itself.
         self.node: Optional[str] = options.node.decode() if options.node else None
         self._options = options
+        self._origin = _Origin({}, {}, [])
         self._jobs: Dict[Optional[str], int] = {}  # by name of the optimizer, how many it had
 
     def next_job(self, name: Optional[str] = None) -> _abi.Options:
@@ -115,7 +126,7 @@ def init(
     global _world
     arguments = {"join_timeout_s": join_timeout_s, "exchange_timeout_s": exchange_timeout_s}
     if _world is not None:
-        _check_is_same(arguments)
+        _check_is_same(_world._origin, arguments)
         return _world
     before = dict(os.environ)
     end_with_exit_codes()
@@ -142,10 +153,9 @@ def init(
         _check_node(world.node)
     else:
         _check_aggregators(world.aggregators)
+    added = [name for name in os.environ if name not in before]
+    world._origin = _Origin(_environment(), arguments, added)
     _world = world
-    _origin.environment = _environment()
-    _origin.arguments = arguments
-    _origin.added = [name for name in os.environ if name not in before]
     return world
 
 
@@ -167,11 +177,11 @@ def shutdown() -> None:
     global _world
     if _world is None:
         return
+    added, _world = _world._origin.added, None
     try:
         leave_all()
     finally:
-        _world = None
-        for name in _origin.added:
+        for name in added:
             os.environ.pop(name, None)
         for forget in _at_shutdown:
             forget()
@@ -183,15 +193,6 @@ def at_shutdown(forget: Callable[[], None]) -> None:
     _at_shutdown.append(forget)
 
 
-class _Origin:
-    """The environment and the arguments from which init() made the world."""
-
-    environment: Dict[str, str] = {}
-    arguments: Dict[str, Optional[float]] = {}
-    added: List[str] = []  # variables that init() has set
-
-
-_origin = _Origin()
 _at_shutdown: List[Callable[[], None]] = []
 
 
@@ -200,11 +201,11 @@ def _environment() -> Dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("SIGNPOST_")}
 
 
-def _check_is_same(arguments: Dict[str, Optional[float]]) -> None:
-    now, before = _environment(), _origin.environment
+def _check_is_same(origin: _Origin, arguments: Dict[str, Optional[float]]) -> None:
+    now, before = _environment(), origin.environment
     changed = [name for name in {**before, **now} if now.get(name) != before.get(name)]
     changed += [
-        name for name, value in arguments.items() if value not in (None, _origin.arguments[name])
+        name for name, value in arguments.items() if value not in (None, origin.arguments[name])
     ]
     if changed:
         raise RuntimeError(

@@ -64,7 +64,7 @@ def test_state_has_what_one_bit_leaves_out(make):
             before = optimizer.state[x]
         optimizer.step()
     after = optimizer.state[x]
-    # What a rank sends has one size in a block of 4,096 elements; the rest of its momentum is its error.
+    # A rank sends numbers of one size in a block of 4,096 elements. The rest of its momentum is its error.
     momentum = 0.9 * before["exp_avg"] / (1 - 0.9**FREEZE_STEP) + 0.1 * x.grad
     sent = (momentum - after["error"])[:4096]
     torch.testing.assert_close(sent, sent[0].abs() * momentum[:4096].sign(), rtol=1e-4, atol=0)

@@ -13,7 +13,7 @@ RANKS = 2
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    """What the ranks printed in each scenario."""
+    """Runs all scenarios; returns the lines that the ranks printed in each."""
     directory = tmp_path_factory.mktemp("dcp")
     scenarios = [
         f"saved_and_loaded_by_dcp {directory}",

@@ -54,13 +54,13 @@ def data_of(accumulated):
 
 
 def in_blocks(number):
-    """Of the examples of a rank's n-th batch, as accelerate and Trainer share them out."""
+    """Returns the examples of a rank's n-th batch as accelerate and Trainer share them out."""
     first = (number * RANKS + dist.get_rank()) * BATCH
     return list(range(first, first + BATCH))
 
 
 def in_turns(number):
-    """As torch's DistributedSampler does, which Lightning makes, but shuffled."""
+    """Returns them as torch's DistributedSampler shares them out. Lightning makes one, but shuffled."""
     return [(number * BATCH + i) * RANKS + dist.get_rank() for i in range(BATCH)]
 
 

@@ -17,7 +17,7 @@ MODES = ["trains", "clips", "accumulates", "bf16"]
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    """What the ranks printed in each scenario."""
+    """Runs all scenarios; returns the lines that the ranks printed in each."""
     directory = tmp_path_factory.mktemp("saved")
     scenarios = [f"trains {name} {mode}" for name in TRAINERS for mode in MODES]
     saved = [

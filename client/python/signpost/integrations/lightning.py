@@ -7,7 +7,7 @@
         def configure_optimizers(self):
             return signpost.OneBitAdam(self.parameters(), lr=1e-3, freeze_step=400)
 
-    trainer = Trainer(strategy=SignpostStrategy(), devices=2, gradient_clip_val=None)
+    trainer = Trainer(strategy=SignpostStrategy(), devices=2)
 
 and start the script by `signpost run -n 2 -- python3 script.py`, or by torchrun with
 SIGNPOST_AGGREGATORS. Clip by the optimizer's max_grad_norm, which clips all ranks' gradients alike.

@@ -540,9 +540,8 @@ class JobOptimizer(torch.optim.Optimizer):
             saved = to_resume(state, tensors, world())
             options.resume_state, options.resume_state_bytes = saved.bytes
         resumes = resume is not None or state is not None
-        if (
-            not resumes and world().world_size == 1
-        ):  # others would be refused when they get rank 0's
+        # With several ranks the library checks the values that all get from rank 0.
+        if not resumes and world().world_size == 1:
             check_values(tensors)
         is_new = not resumes and world().world_size > 1
         fingerprints = Fingerprints(tensors) if is_new else None

@@ -78,8 +78,8 @@ def local_gradients(
 
 
 def check_wrappers(tensors: Sequence[TrainedTensor]) -> None:
-    """Refuses a model that DistributedDataParallel averages the gradients of, too. Looks at all
-    objects of the process, which takes a tenth of a second: once is enough.
+    """Refuses a model whose gradients DistributedDataParallel averages, too. The function looks at all
+    objects of the process: call it once.
 
     Raises:
         RuntimeError: says what to do instead.

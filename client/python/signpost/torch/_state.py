@@ -19,6 +19,7 @@ this rank saves.
 import json
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import torch
@@ -55,21 +56,30 @@ class State:
     entries: Dict[torch.Tensor, Entry]  # by parameter
     aggregator_errors: Dict[torch.Tensor, torch.Tensor]  # this rank's share; one-dimensional
 
+    @cached_property
+    def _described(self) -> Dict[str, Any]:
+        described: Dict[str, Any] = json.loads(self.description)
+        return described
+
     @property
     def steps(self) -> int:
-        return int(json.loads(self.description).get("step", 0))
+        return int(self._described.get("step", 0))
 
     @property
     def is_synchronised(self) -> bool:
-        return int(json.loads(self.description).get("schedule", {}).get("localSteps", 0)) == 0
+        return int(self._described.get("schedule", {}).get("localSteps", 0)) == 0
+
+    @property
+    def workers(self) -> int:
+        """The number of workers of the job that saved the state."""
+        return int(self._described.get("worldSize", 1))
 
     def worker(self, world: World) -> Tuple[int, int]:
         """Returns the rank of this process's worker among the job's, and their number. With a node it is
         the node's, and ranks of the world count processes, as many on each node."""
         if world.node is None:
             return world.rank, world.world_size
-        nodes = int(json.loads(self.description).get("worldSize", 1))
-        return world.rank * nodes // world.world_size, nodes
+        return world.rank * self.workers // world.world_size, self.workers
 
 
 def state_of(saved: SavedState, tensors: Sequence[TrainedTensor], names: Sequence[str]) -> State:
@@ -148,10 +158,9 @@ def from_state_dict(
     """
     state = State(_checked(description), {}, {})
     rank, workers = state.worker(world)
-    of_workers = int(json.loads(state.description)["worldSize"])
-    if of_workers != workers:
+    if state.workers != workers:
         raise FailedPreconditionError(
-            f"the saved state is that of {of_workers} ranks, and this job has {workers}; checkpoint() "
+            f"the saved state is that of {state.workers} ranks, and this job has {workers}; checkpoint() "
             "saves what another number of ranks can resume from, with resume_with_other_world_size",
             code=9,
             exit_code=76,
@@ -261,8 +270,6 @@ def to_resume(state: State, tensors: Sequence[TrainedTensor], world: World) -> S
             if name in ("step", "master") or (name.startswith("local_") and state.is_synchronised):
                 continue
             own[_FIELDS[name]] = numbers_of(value)
-        if state.is_synchronised:
-            own.pop(_state.ANCHOR, None)
         share = state.aggregator_errors.get(tensor.parameter)
         if share is not None:
             own[_state.AGGREGATOR_ERROR] = numbers_of(share)

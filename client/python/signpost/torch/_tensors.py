@@ -116,7 +116,7 @@ class TrainedTensor:
 
     @property
     def has_other_device(self) -> bool:
-        """Whether the program has moved the parameter to another device."""
+        """Tells whether the program has moved the parameter to another device."""
         is_there = self.parameter.device == self.values.device
         return not is_there or _device.gpu_of(self.parameter) != self.gpu
 
