@@ -16,6 +16,24 @@ def _roots(repository_ctx):
     roots.append(repository_ctx.path("/usr/local/cuda"))
     return roots
 
+# The runtime's licence, from the toolkit's root: as Nvidia's installer, Python packages and Debian have it.
+_LICENCES = [
+    "EULA.txt",
+    "dist-info/nvidia_cuda_runtime-*.dist-info/licenses/License.txt",
+    "share/doc/libcudart*/copyright",
+]
+
+def _licence(repository_ctx, cudart):
+    roots = [str(root) for root in _roots(repository_ctx)]
+    patterns = " ".join([root + "/" + licence for root in roots for licence in _LICENCES])
+    found = repository_ctx.execute(["sh", "-c", "ls -d %s 2>/dev/null | head -n 1" % patterns]).stdout.strip()
+    if not cudart:
+        repository_ctx.file("LICENCE", "")
+    elif found:
+        repository_ctx.symlink(found, "LICENCE")
+    else:
+        repository_ctx.file("LICENCE", "Nvidia's licence: https://docs.nvidia.com/cuda/eula\n")
+
 # The compiler and its static runtime, or two empty strings. An nvcc without the runtime is passed
 # over: some images have a script of that name in PATH that calls the real one.
 def _toolkit(repository_ctx):
@@ -29,7 +47,8 @@ def _toolkit(repository_ctx):
 
 def _local_cuda_impl(repository_ctx):
     nvcc, cudart = _toolkit(repository_ctx)
-    repository_ctx.file("BUILD.bazel", "")
+    _licence(repository_ctx, cudart)
+    repository_ctx.file("BUILD.bazel", "exports_files([\"LICENCE\"])\n")
     repository_ctx.file("cuda.bzl", "NVCC = %r\nCUDART = %r\n" % (nvcc, cudart))
 
 local_cuda = repository_rule(

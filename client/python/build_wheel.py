@@ -1,4 +1,4 @@
-"""Writes the wheel (PEP 427, PEP 639): build_wheel.py WHEEL LICENSE FILE...
+"""Writes the wheel (PEP 427, PEP 639): build_wheel.py WHEEL LICENSE[,CUDA_LICENCE] FILE...
 
 Each FILE lies in a directory `package` as it does in the wheel. Programs and libraries among them are made
 independent of this machine's libraries: see bundle.py. The same inputs give the same bytes.
@@ -108,7 +108,14 @@ def record(entries: List[Entry], path: str) -> str:
     return "".join([*lines, f"{path},,\n"])
 
 
-def main(wheel: str, licence: str, files: List[str]) -> None:
+def licence_entries(paths: List[str]) -> List[Entry]:
+    """The project's own licence and, where CUDA's runtime is linked, the runtime's: an empty file means that it is not."""
+    names = ["LICENSE", "cuda-runtime/copyright"]
+    entries = [(name, Path(path).read_bytes(), 0o644) for name, path in zip(names, paths)]
+    return [(name, text, mode) for name, text, mode in entries if text]
+
+
+def main(wheel: str, licences_of_program: str, files: List[str]) -> None:
     name = re.fullmatch(r"signpost-([^-]+)-(py3-none-[^-]+)\.whl", Path(wheel).name)
     if name is None:
         sys.exit(f"{wheel} is not a wheel's name: signpost-VERSION-py3-none-PLATFORM.whl")
@@ -117,7 +124,7 @@ def main(wheel: str, licence: str, files: List[str]) -> None:
     contents = {name: contents for name, contents, _ in entries}
     libraries = [entry for entry in entries if entry[0].startswith("signpost/lib/")]
     entries += shared_entries(contents["signpost/signpost"], libraries, version)
-    licences = [("LICENSE", Path(licence).read_bytes(), 0o644), *licences]
+    licences = [*licence_entries(licences_of_program.split(",")), *licences]
     license_files = "".join(f"License-File: {name}\n" for name, _, _ in licences)
     info = f"signpost-{version}.dist-info"
     entries += [(f"{info}/licenses/{name}", text, mode) for name, text, mode in licences]

@@ -139,6 +139,8 @@ def test_metadata_names_requirements_and_licences(contents):
     prefix = f"signpost-{VERSION}.dist-info/licenses/"
     assert sorted(files) == sorted(name[len(prefix) :] for name in contents if name.startswith(prefix))
     assert {"LICENSE", "libeigen3-dev/copyright", "libre2-9/copyright"} <= set(files) or "2_34" not in PLATFORM
+    has_cuda = b"libcuda.so.1" in contents["signpost/libsignpost.so"]  # what CUDA's runtime loads
+    assert ("cuda-runtime/copyright" in files) == has_cuda
 
 
 @pytest.mark.skipif("SIGNPOST_WHEEL" in os.environ, reason="its files are not here")
