@@ -159,9 +159,10 @@ std::string Describe(const Cluster& cluster) {
 
 uint32_t Cluster::window() const { return WindowOf(shards); }
 
-uint64_t ChunkCount(uint64_t parameters, uint32_t chunk_elements) {
-  const uint64_t most =
-      chunk_elements != 0 ? chunk_elements : SuitableChunkElements(parameters, kBlockElements);
+uint64_t ChunkCount(uint64_t parameters, uint32_t chunk_elements, uint32_t workers) {
+  const uint64_t most = chunk_elements != 0
+                            ? chunk_elements
+                            : SuitableChunkElements(parameters, kBlockElements, workers);
   return (parameters + most - 1) / most;
 }
 
@@ -169,7 +170,7 @@ uint64_t MostChunksOfAShard(uint64_t chunks, uint32_t shards) { return (chunks -
 
 ChunkTimes ChunkTimesOf(const Cluster& cluster, uint64_t parameters, const CodecCosts& codec,
                         const TransportCosts& transport) {
-  const uint64_t chunks = ChunkCount(parameters, cluster.chunk_elements);
+  const uint64_t chunks = ChunkCount(parameters, cluster.chunk_elements, cluster.workers);
   const double elements = static_cast<double>(parameters) / static_cast<double>(chunks);
   const double bytes = elements * codec.bytes;
   const double speedup = ThreadSpeedup(cluster.threads());

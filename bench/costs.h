@@ -80,9 +80,9 @@ struct Cluster {
   uint32_t window() const;
 };
 
-// How many chunks a job has: of `chunk_elements` at most, or of what jobs have if that is 0.
-// parameters >= 1.
-uint64_t ChunkCount(uint64_t parameters, uint32_t chunk_elements);
+// How many chunks a job of so many workers has: of `chunk_elements` at most, or of what jobs have if
+// that is 0. parameters >= 1.
+uint64_t ChunkCount(uint64_t parameters, uint32_t chunk_elements, uint32_t workers);
 
 // How many of them the shard has that has most, if they are equally large (Layout::ShardOfChunk).
 uint64_t MostChunksOfAShard(uint64_t chunks, uint32_t shards);

@@ -600,7 +600,7 @@ uint64_t LeastMemory(const ExchangeOptions& options) {
 double LinkBound(const RankOptions& rank, uint32_t workers, uint32_t shards,
                  double bits_per_second) {
   // An aggregator's link carries its chunks of what all workers send.
-  const uint64_t chunks = ChunkCount(rank.parameters, rank.chunk_elements);
+  const uint64_t chunks = ChunkCount(rank.parameters, rank.chunk_elements, workers);
   const double share = static_cast<double>(MostChunksOfAShard(chunks, shards)) / chunks;
   const double busiest = std::max(1.0, workers * share);
   return busiest * rank.parameters * BitsPerParameter(rank.codec) / bits_per_second;

@@ -126,7 +126,8 @@ Figures MeasureKernels(const KernelsOptions& options) {
 absl::StatusOr<Figures> MeasureDeviceKernels(const DeviceKernelsOptions& options) {
   absl::StatusOr<std::vector<DeviceRun>> runs =
       MeasureOnDevice(options.elements, options.rounds,
-                      SuitableChunkElements(options.elements, kernels::BlockRule().block_elements));
+                      SuitableChunkElements(options.elements, kernels::BlockRule().block_elements,
+                                            /*workers=*/2));
   if (!runs.ok()) return runs.status();
   Tables tables;
   for (const DeviceRun& run : *runs) {

@@ -323,7 +323,8 @@ absl::StatusOr<std::unique_ptr<Rank>> JoinFrames(const SessionOptions& session,
   job.set_chunk_elements(
       session.worker.chunk_elements != 0
           ? session.worker.chunk_elements
-          : SuitableChunkElements(options.parameters, session.worker.block_elements));
+          : SuitableChunkElements(options.parameters, session.worker.block_elements,
+                                  session.worker.world_size));
   job.set_gamma(session.worker.gamma);
   job.set_optimizer("none: frames that were packed before");
   absl::StatusOr<Layout> layout = Layout::Create(tensors, job);

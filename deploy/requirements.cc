@@ -50,7 +50,7 @@ absl::StatusOr<Layout> LayoutOf(const JobSize& size) {
   tensor.add_shape(size.parameters);
   JobOptions options;
   options.set_block_elements(kBlockElements);
-  options.set_chunk_elements(SuitableChunkElements(size.parameters, kBlockElements));
+  options.set_chunk_elements(SuitableChunkElements(size.parameters, kBlockElements, size.workers));
   options.set_gamma(1.35f);
   return Layout::Create({tensor}, options);
 }

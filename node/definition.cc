@@ -148,7 +148,9 @@ absl::StatusOr<Layout> LayOut(const Definition& definition) {
   if (options.chunk_elements() == 0) {
     uint64_t elements = 0;
     for (const Tensor& tensor : tensors) elements += ElementCount(tensor);
-    options.set_chunk_elements(SuitableChunkElements(elements, options.block_elements()));
+    // Of the means over a node's processes; what the worker exchanges has chunks of its own.
+    options.set_chunk_elements(
+        SuitableChunkElements(elements, options.block_elements(), /*workers=*/2));
   }
   return Layout::Create(tensors, options);
 }

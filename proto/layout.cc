@@ -511,7 +511,7 @@ std::string Layout::DescribeBlock(uint32_t chunk, uint32_t block) const {
                       " to ", last);
 }
 
-uint32_t SuitableChunkElements(uint64_t elements, uint32_t block_elements) {
+uint32_t SuitableChunkElements(uint64_t elements, uint32_t block_elements, uint32_t workers) {
   constexpr uint64_t kMi = uint64_t{1} << 20;
   elements = std::min(elements, kMaxElements);
   uint64_t chunks = 1;
@@ -524,6 +524,7 @@ uint32_t SuitableChunkElements(uint64_t elements, uint32_t block_elements) {
     };
     chunks = std::max(std::min<uint64_t>(by_24(kMi * 4 / 5), 120), by_24(2 * kMi));
   }
+  if (workers == 1 && chunks > 8) chunks = std::max<uint64_t>(8, elements / (4 * kMi));
   // Chunks end with blocks: with room for one more they need not be more.
   const uint64_t block = std::max<uint32_t>(block_elements, 1);
   const uint64_t chunk = (elements / chunks / block + 2) * block;

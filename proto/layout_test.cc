@@ -140,8 +140,8 @@ TEST(Layout, ALargestJobIsLaidOutInLittleTime) {
 }
 
 TEST(Layout, SuitableChunksAreAsManyAsManyShardsDivide) {
-  const auto chunks_of = [](uint64_t elements, uint32_t block = 4096) {
-    const uint32_t chunk_elements = SuitableChunkElements(elements, block);
+  const auto chunks_of = [](uint64_t elements, uint32_t block = 4096, uint32_t workers = 2) {
+    const uint32_t chunk_elements = SuitableChunkElements(elements, block, workers);
     EXPECT_EQ(chunk_elements % block, 0u) << elements;
     return MakeLayout({MakeTensor("a", {1}), MakeTensor("w", {elements - 1})},
                       Options(block, chunk_elements))
@@ -161,6 +161,9 @@ TEST(Layout, SuitableChunksAreAsManyAsManyShardsDivide) {
   EXPECT_EQ(chunks_of(100'000'000), 120u);
   EXPECT_EQ(chunks_of(200'000'000), 120u);
   EXPECT_EQ(chunks_of(340'000'000), 168u);
+  EXPECT_EQ(chunks_of(5'000'000, 4096, /*workers=*/1), 8u);
+  EXPECT_EQ(chunks_of(25'000'000, 4096, /*workers=*/1), 8u);
+  EXPECT_EQ(chunks_of(340'000'000, 4096, /*workers=*/1), 81u);
 }
 
 // --- What is refused.

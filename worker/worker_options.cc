@@ -49,6 +49,7 @@ absl::Status CheckOptions(const WorkerOptions& options) {
 absl::StatusOr<WantedJob> DescribeJob(const WorkerOptions& options,
                                       absl::Span<const Codec> codecs) {
   WantedJob job;
+  job.workers = options.world_size;
   job.options.set_block_elements(options.block_elements);
   job.options.set_chunk_elements(options.chunk_elements);
   job.options.set_gamma(options.gamma);
@@ -67,7 +68,8 @@ absl::StatusOr<Layout> LayOut(absl::Span<const Tensor> tensors, WantedJob& job) 
   if (options.chunk_elements() == 0) {
     uint64_t elements = 0;
     for (const Tensor& tensor : tensors) elements += ElementCount(tensor);
-    options.set_chunk_elements(SuitableChunkElements(elements, options.block_elements()));
+    options.set_chunk_elements(
+        SuitableChunkElements(elements, options.block_elements(), job.workers));
   }
   absl::StatusOr<Layout> layout = Layout::Create(tensors, options);
   if (layout.ok()) layout->set_custom_codec(job.custom_codec);

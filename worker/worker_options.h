@@ -71,6 +71,7 @@ absl::Status CheckOptions(const WorkerOptions& options);
 // A job as a worker asks for it.
 struct WantedJob {
   JobOptions options;
+  uint32_t workers = 0;
   std::shared_ptr<const NumberCodec> custom_codec;  // that the options describe, if they do
 };
 
