@@ -12,7 +12,8 @@ import time
 import zlib
 from pathlib import Path
 
-sys.modules["numpy"] = None  # type: ignore[assignment]  # importing it fails
+if __name__ == "__main__":
+    sys.modules["numpy"] = None  # type: ignore[assignment]  # importing it fails
 
 import signpost.torch as signpost
 import torch
