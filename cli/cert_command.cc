@@ -3,10 +3,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <system_error>
 
@@ -20,6 +18,7 @@
 #include "proto/exit_code.h"
 #include "security/certificate.h"
 #include "security/tls_dir.h"
+#include "storage/small_file.h"
 
 namespace signpost::cli {
 namespace {
@@ -139,12 +138,11 @@ absl::StatusOr<int> Init(const Flags& flags) {
 }
 
 absl::StatusOr<std::string> ReadText(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (file) return text.str();
-  return absl::NotFoundError(absl::StrCat(
-      "cannot read ", path, ": is that the directory that `signpost cert init` was given?"));
+  absl::StatusOr<std::string> text = ReadSmallFile(path);
+  if (text.ok()) return text;
+  return absl::NotFoundError(
+      absl::StrCat("cannot read ", text.status().message(),
+                   ": is that the directory that `signpost cert init` was given?"));
 }
 
 // Whose the new certificate is: what the flags say that were given, otherwise whom the TLS

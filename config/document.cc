@@ -4,18 +4,15 @@
 #include <yaml-cpp/exceptions.h>
 #include <yaml-cpp/parser.h>
 
-#include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <optional>
 #include <sstream>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "storage/small_file.h"
 
 namespace signpost::config {
 namespace {
@@ -229,19 +226,13 @@ absl::StatusOr<Document> Document::Parse(absl::string_view name, absl::string_vi
 }
 
 absl::StatusOr<Document> Document::Read(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::exists(path, error) && !error) {
+  const absl::StatusOr<std::string> text = ReadSmallFile(path, kMaxBytes);
+  if (text.ok()) return Parse(path, *text);
+  if (absl::IsNotFound(text.status())) {
     return absl::NotFoundError(absl::StrCat("the configuration file ", path, " is not there"));
   }
-  std::ifstream file(path, std::ios::binary);
-  std::string text(kMaxBytes + 1, '\0');
-  file.read(text.data(), text.size());
-  if (!file.is_open() || file.bad() || std::filesystem::is_directory(path, error)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot read the configuration file ", path, ": ", std::strerror(errno)));
-  }
-  text.resize(file.gcount());
-  return Parse(path, text);
+  return absl::InvalidArgumentError(
+      absl::StrCat("cannot read the configuration file ", text.status().message()));
 }
 
 }  // namespace signpost::config

@@ -1,5 +1,7 @@
 #include "config/document.h"
 
+#include <sys/stat.h>
+
 #include <fstream>
 #include <string>
 
@@ -165,6 +167,14 @@ TEST(Document, IsReadFromAFileWhoseNameIsInMessages) {
   EXPECT_EQ(Document::Read(path)->root.Find("job")->value.text, "nightly");
   std::ofstream(path) << std::string(2 * Document::kMaxBytes, '#');
   EXPECT_THAT(Document::Read(path).status().message(), HasSubstr("more than"));
+}
+
+TEST(Document, IsNotReadFromAPipe) {
+  const std::string path = testing::TempDir() + "/pipe";
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  const absl::Status status = Document::Read(path).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(path + ": it is no regular file"));
 }
 
 TEST(Document, SaysWhyAFileCannotBeRead) {

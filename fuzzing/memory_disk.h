@@ -33,9 +33,12 @@ class MemoryDisk final : public Disk {
     files[to] = std::exchange(files[from], "");
     return Remove(from);
   }
-  absl::StatusOr<std::string> Read(const std::string& name) override {
+  absl::StatusOr<std::string> Read(const std::string& name, uint64_t most_bytes) override {
     const auto found = files.find(name);
     if (found == files.end()) return absl::NotFoundError(name);
+    if (found->second.size() > most_bytes) {
+      return absl::DataLossError(absl::StrCat(name, " has more bytes than it may have"));
+    }
     return found->second;
   }
   absl::StatusOr<std::vector<std::string>> List() override {

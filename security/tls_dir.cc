@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "security/small_file.h"
+#include "storage/small_file.h"
 
 namespace signpost {
 namespace {

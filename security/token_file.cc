@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "security/service_account_token.h"
-#include "security/small_file.h"
+#include "storage/small_file.h"
 
 namespace signpost {
 namespace {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "security/small_file.h"
+#include "storage/small_file.h"
 
 namespace signpost {
 namespace {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -18,6 +19,9 @@ namespace {
 
 constexpr absl::string_view kMagic = "signpost snapshot 2\n";
 constexpr absl::string_view kLateRoundsMagic = "signpost late rounds 1\n";
+// A job may be as large as memory has room for.
+constexpr uint64_t kMostSnapshotBytes = std::numeric_limits<uint64_t>::max();
+constexpr uint64_t kMostLateRoundsBytes = uint64_t{256} << 20;
 
 SnapshotHeader HeaderOf(const JobState& state, size_t chunks) {
   SnapshotHeader header;
@@ -227,7 +231,7 @@ absl::Status WriteLateRounds(Disk& disk, const std::string& name, const LateRoun
 }
 
 absl::StatusOr<LateRounds> ReadLateRounds(Disk& disk, const std::string& name) {
-  absl::StatusOr<std::string> file = disk.Read(name);
+  absl::StatusOr<std::string> file = disk.Read(name, kMostLateRoundsBytes);
   if (absl::IsNotFound(file.status())) return LateRounds();
   if (!file.ok()) return file.status();
   SnapshotLateRounds message;
@@ -251,7 +255,7 @@ absl::StatusOr<LateRounds> ReadLateRounds(Disk& disk, const std::string& name) {
 }
 
 absl::StatusOr<JobState> ReadSnapshot(Disk& disk, const std::string& name) {
-  absl::StatusOr<std::string> file = disk.Read(name);
+  absl::StatusOr<std::string> file = disk.Read(name, kMostSnapshotBytes);
   if (!file.ok()) return file.status();
   absl::StatusOr<JobState> state = Decode(*file);
   if (state.ok()) return state;

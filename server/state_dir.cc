@@ -32,11 +32,13 @@ namespace {
 constexpr char kIdentity[] = "identity";
 constexpr char kIdentityFormat[] =
     "signpost state 1\nshard %" SCNu32 " of %" SCNu32 "\ngeneration %" SCNu64 "\n";
+constexpr size_t kMostIdentityBytes = 128;
 constexpr size_t kGenerations = 2;
 
 constexpr char kEpochs[] = "epochs";
 constexpr absl::string_view kEpochsFormat = "signpost epochs 1\n";
 constexpr size_t kMostKnown = 1024;
+constexpr size_t kMostEpochsBytes = kEpochsFormat.size() + 17 * kMostKnown;
 
 struct SnapshotName {
   uint64_t epoch = 0;
@@ -97,7 +99,7 @@ absl::Status ServedError(const std::string& directory, const std::string& lock) 
 // A descriptor that holds the lock.
 absl::StatusOr<int> Lock(const std::string& directory) {
   const std::string path = absl::StrCat(directory, "/lock");
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
   if (fd < 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("cannot open ", path, ": ", std::strerror(errno)));
@@ -117,7 +119,10 @@ absl::StatusOr<int> Lock(const std::string& directory) {
 // Of the process that serves it, or has. NOT_FOUND: never; FAILED_PRECONDITION: not by that
 // shard.
 absl::StatusOr<uint64_t> GenerationOf(Disk& disk, ShardId shard) {
-  const absl::StatusOr<std::string> identity = disk.Read(kIdentity);
+  const absl::StatusOr<std::string> identity = disk.Read(kIdentity, kMostIdentityBytes);
+  if (absl::IsDataLoss(identity.status())) {
+    return absl::FailedPreconditionError(identity.status().message());
+  }
   if (!identity.ok()) return identity.status();
   ShardId found;
   uint64_t generation = 0;
@@ -282,10 +287,11 @@ absl::Status StateDir::RecoverLateRounds(JobState& state) {
 }
 
 absl::Status StateDir::RecoverEpochs(std::vector<std::string>& warnings) {
-  const absl::StatusOr<std::string> text = disk_.Read(kEpochs);
+  const absl::StatusOr<std::string> text = disk_.Read(kEpochs, kMostEpochsBytes);
   if (absl::IsNotFound(text.status())) return absl::OkStatus();
-  if (!text.ok()) return text.status();
-  std::optional<std::deque<uint64_t>> epochs = ParseEpochs(*text);
+  if (!text.ok() && !absl::IsDataLoss(text.status())) return text.status();
+  std::optional<std::deque<uint64_t>> epochs;
+  if (text.ok()) epochs = ParseEpochs(*text);
   if (epochs) {
     known_ = *std::move(epochs);
     return absl::OkStatus();

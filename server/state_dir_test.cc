@@ -1,5 +1,7 @@
 #include "server/state_dir.h"
 
+#include <sys/stat.h>
+
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -77,13 +79,50 @@ class StateDirTest : public ::testing::Test {
     return names;
   }
 
-  std::string Read(const std::string& name) const { return *OpenDirectory(path_)->Read(name); }
+  std::string Read(const std::string& name) const {
+    return *OpenDirectory(path_)->Read(name, 1 << 20);
+  }
   void Write(const std::string& name, absl::string_view contents) const {
     ASSERT_TRUE(Replace(*OpenDirectory(path_), name, {contents}).ok());
   }
 
   const std::string path_;
 };
+
+// What it is asked to write over, to wait for, or to take into memory, by whoever made it before.
+TEST_F(StateDirTest, OpensNoFileThatIsNoneOfItsOwn) {
+  std::filesystem::create_directories(path_);
+  const std::string victim = ::testing::TempDir() + "/victim";
+  std::ofstream(victim) << "precious";
+  std::filesystem::create_symlink(victim, path_ + "/identity.tmp");
+  std::filesystem::create_symlink(victim, path_ + "/epochs");
+  ASSERT_EQ(mkfifo((path_ + "/0000000000000007-0000000000000001.snapshot").c_str(), 0600), 0);
+  auto recovered = Recover(/*allow_error_reset=*/true);
+  ASSERT_TRUE(recovered.ok()) << recovered.status();
+  EXPECT_THAT(recovered->warnings,
+              ElementsAre(HasSubstr("epochs is damaged"), HasSubstr(".snapshot is no regular file"),
+                          HasSubstr("the job of epoch 7 is given up")));
+  EXPECT_FALSE(std::filesystem::is_symlink(path_ + "/identity"));
+  std::stringstream text;
+  text << std::ifstream(victim).rdbuf();
+  EXPECT_EQ(text.str(), "precious");
+}
+
+TEST_F(StateDirTest, IsNotOpenedWhereItsIdentityOrLockIsNoFile) {
+  std::filesystem::create_directories(path_);
+  const auto error = [this] { return StateDir::Open(path_, kShard).status(); };
+  ASSERT_EQ(mkfifo((path_ + "/identity").c_str(), 0600), 0);
+  EXPECT_TRUE(absl::IsFailedPrecondition(error())) << error();
+  EXPECT_THAT(error().message(), HasSubstr("/identity is no regular file"));
+  std::filesystem::remove(path_ + "/identity");
+  std::ofstream(path_ + "/identity");
+  std::filesystem::resize_file(path_ + "/identity", uint64_t{1} << 42);
+  EXPECT_THAT(error().message(), HasSubstr("/identity has 4398046511104 bytes; 128 are the most"));
+  std::filesystem::remove(path_ + "/identity");
+  std::filesystem::remove(path_ + "/lock");
+  std::filesystem::create_symlink("/dev/null", path_ + "/lock");
+  EXPECT_THAT(error().message(), HasSubstr("/lock: Too many levels of symbolic links"));
+}
 
 TEST_F(StateDirTest, CanBeAskedWhoseItIsWithoutBeingServed) {
   EXPECT_TRUE(StateDir::CheckShard(path_, kShard).ok());  // there is nothing

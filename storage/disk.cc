@@ -8,13 +8,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "failpoint/failpoint.h"
 #include "storage/block_vector.h"
 
@@ -26,7 +27,7 @@ absl::Status SystemError(absl::string_view what, const std::string& path) {
   const std::string text = absl::StrCat("cannot ", what, " ", path, ": ", std::strerror(error));
   if (error == ENOSPC || error == EDQUOT) return absl::ResourceExhaustedError(text);
   if (error == ENOENT) return absl::NotFoundError(text);
-  if (error == EACCES || error == EPERM || error == EROFS || error == ENOTDIR) {
+  if (error == EACCES || error == EPERM || error == EROFS || error == ENOTDIR || error == EISDIR) {
     return absl::FailedPreconditionError(text);  // until somebody mends it
   }
   return absl::UnavailableError(text);
@@ -39,8 +40,8 @@ constexpr absl::string_view kLostAndFound = "lost+found";
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
+  Descriptor(Descriptor&& other) : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&&) = delete;
   ~Descriptor() {
     if (fd_ >= 0) close(fd_);
   }
@@ -49,7 +50,7 @@ class Descriptor {
   int get() const { return fd_; }
 
  private:
-  const int fd_;
+  int fd_;
 };
 
 // A file that is written from its begin to its end, past the system's cache, which costs more than
@@ -57,12 +58,9 @@ class Descriptor {
 // is written from there, the rest is gathered.
 class NewFile {
  public:
-  explicit NewFile(const std::string& path)
-      : path_(path),
-        file_(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600)),
-        gathered_(kGatherBytes) {}
-
-  bool ok() const { return file_.ok(); }
+  // Takes a new file, open for writing; `path` is for messages.
+  NewFile(Descriptor file, const std::string& path)
+      : path_(path), file_(std::move(file)), gathered_(kGatherBytes) {}
 
   absl::Status Append(absl::string_view bytes) {
     if (bytes.size() >= kBlockBytes && IsAtBlock(bytes) && gathered_bytes_ % kBlockBytes == 0) {
@@ -113,9 +111,9 @@ class NewFile {
   // it the other way tells, or does it.
   void WriteDirectly(absl::string_view& bytes) {
     if (WholeBlocks(bytes) < kLeastDirectBytes) return;
-    const Descriptor direct(open(path_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC));
-    if (!direct.ok()) return;
-    const ssize_t written = pwrite(direct.get(), bytes.data(), WholeBlocks(bytes), size_);
+    if (fcntl(file_.get(), F_SETFL, O_DIRECT) != 0) return;
+    const ssize_t written = pwrite(file_.get(), bytes.data(), WholeBlocks(bytes), size_);
+    fcntl(file_.get(), F_SETFL, 0);
     if (written > 0) Advance(written, bytes);
   }
 
@@ -131,24 +129,42 @@ class NewFile {
   size_t gathered_bytes_ = 0;  // that come next
 };
 
-absl::Status SyncNamesIn(const std::string& path) {
-  const Descriptor directory(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+absl::Status SyncNamesIn(const Descriptor& directory, const std::string& path) {
   if (!directory.ok() || fsync(directory.get()) != 0) return SystemError("sync", path);
   return absl::OkStatus();
 }
 
+absl::Status NotRegularError(const std::string& path) {
+  return absl::DataLossError(absl::StrCat(path, " is no regular file"));
+}
+
+// More than that no file may have that is read as a whole.
+uint64_t BytesOfMemory() {
+  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+}
+
+// Links are followed on the way to the directory, and never in it.
 class Directory final : public Disk {
  public:
-  explicit Directory(const std::string& path) : path_(path) {}
+  explicit Directory(const std::string& path)
+      : path_(path),
+        root_(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)),
+        opened_(root_.ok() ? absl::OkStatus() : SystemError("open", path)) {}
 
   absl::Status Write(const std::string& name, Fill fill) override {
-    const std::string path = PathOf(name);
     const std::string parent = ParentOf(name);
-    if (!parent.empty() && mkdir(parent.c_str(), 0700) != 0 && errno != EEXIST) {
-      return SystemError("create", parent);
+    if (!parent.empty() && opened_.ok() && mkdirat(root_.get(), parent.c_str(), 0700) != 0 &&
+        errno != EEXIST) {
+      return SystemError("create", PathOf(parent));
     }
-    NewFile file(path);
-    if (!file.ok()) return SystemError("create", path);
+    const absl::StatusOr<Place> place = Find(name);
+    if (!place.ok()) return place.status();
+    // Whatever is there, it is not written to: it may be a link, or a pipe that nobody reads.
+    unlinkat(place->directory(), place->name.c_str(), 0);
+    Descriptor created(openat(place->directory(), place->name.c_str(),
+                              O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+    if (!created.ok()) return SystemError("create", PathOf(name));
+    NewFile file(std::move(created), PathOf(name));
     Reach(Failpoint::kFileCreated);
     absl::Status status = fill([&](absl::string_view part) {
       absl::Status appended = file.Append(part);
@@ -161,41 +177,58 @@ class Directory final : public Disk {
   }
 
   absl::Status Sync(const std::string& name) override {
-    const std::string path = PathOf(name);
-    const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!file.ok() || fsync(file.get()) != 0) return SystemError("sync", path);
+    const absl::StatusOr<Place> place = Find(name);
+    if (!place.ok()) return place.status();
+    const Descriptor file = OpenToRead(*place);
+    if (!file.ok() || fsync(file.get()) != 0) return SystemError("sync", PathOf(name));
     return absl::OkStatus();
   }
 
   absl::Status Rename(const std::string& from, const std::string& to) override {
-    if (std::rename(PathOf(from).c_str(), PathOf(to).c_str()) == 0) return absl::OkStatus();
+    const absl::StatusOr<Place> source = Find(from);
+    if (!source.ok()) return source.status();
+    const absl::StatusOr<Place> target = Find(to);
+    if (!target.ok()) return target.status();
+    if (renameat(source->directory(), source->name.c_str(), target->directory(),
+                 target->name.c_str()) == 0) {
+      return absl::OkStatus();
+    }
     return SystemError("rename to", PathOf(to));
   }
 
   absl::Status SyncDirectory() override {
-    absl::StatusOr<std::vector<std::string>> names = NamesIn(path_);
+    absl::StatusOr<std::vector<std::string>> names = NamesIn(".", path_);
     if (!names.ok()) return names.status();
     for (const std::string& name : *names) {
-      const absl::StatusOr<bool> is_directory = IsDirectory(PathOf(name));
+      const absl::StatusOr<bool> is_directory = IsDirectory(name);
       if (!is_directory.ok()) return is_directory.status();
       if (!*is_directory) continue;
-      const absl::Status status = SyncNamesIn(PathOf(name));
+      const absl::Status status = SyncNamesIn(OpenDirectoryIn(name), PathOf(name));
       if (!status.ok() && !absl::IsNotFound(status)) return status;
     }
-    return SyncNamesIn(path_);
+    return SyncNamesIn(root_, path_);
   }
 
-  absl::StatusOr<std::string> Read(const std::string& name) override {
-    const std::string path = PathOf(name);
-    const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  absl::StatusOr<std::string> Read(const std::string& name, uint64_t most_bytes) override {
+    const absl::StatusOr<Place> place = Find(name);
+    if (!place.ok()) return place.status();
+    const Descriptor file = OpenToRead(*place);
+    // A link, and a socket.
+    if (!file.ok() && (errno == ELOOP || errno == ENXIO)) return NotRegularError(PathOf(name));
     struct stat status;
-    if (!file.ok() || fstat(file.get(), &status) != 0) return SystemError("open", path);
-    std::string contents(status.st_size, '\0');
+    if (!file.ok() || fstat(file.get(), &status) != 0) return SystemError("open", PathOf(name));
+    if (!S_ISREG(status.st_mode)) return NotRegularError(PathOf(name));
+    const uint64_t bytes = status.st_size;
+    if (most_bytes = std::min(most_bytes, BytesOfMemory()); bytes > most_bytes) {
+      return absl::DataLossError(absl::StrCat(PathOf(name), " has ", bytes, " bytes; ", most_bytes,
+                                              " are the most that such a file may have"));
+    }
+    std::string contents(bytes, '\0');
     size_t size = 0;
     while (size < contents.size()) {
       const ssize_t got = read(file.get(), contents.data() + size, contents.size() - size);
       if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return SystemError("read", path);
+      if (got < 0) return SystemError("read", PathOf(name));
       if (got == 0) break;
       size += got;
     }
@@ -204,18 +237,18 @@ class Directory final : public Disk {
   }
 
   absl::StatusOr<std::vector<std::string>> List() override {
-    absl::StatusOr<std::vector<std::string>> entries = NamesIn(path_);
+    absl::StatusOr<std::vector<std::string>> entries = NamesIn(".", path_);
     if (!entries.ok()) return entries;
     std::vector<std::string> names;
     for (const std::string& entry : *entries) {
       if (entry == kLostAndFound) continue;
-      const absl::StatusOr<bool> is_directory = IsDirectory(PathOf(entry));
+      const absl::StatusOr<bool> is_directory = IsDirectory(entry);
       if (!is_directory.ok()) return is_directory.status();
       if (!*is_directory) {
         names.push_back(entry);
         continue;
       }
-      absl::StatusOr<std::vector<std::string>> inside = NamesIn(PathOf(entry));
+      absl::StatusOr<std::vector<std::string>> inside = NamesIn(entry, PathOf(entry));
       if (absl::IsNotFound(inside.status())) continue;  // it went meanwhile
       if (!inside.ok()) return inside;
       for (const std::string& name : *inside) names.push_back(absl::StrCat(entry, "/", name));
@@ -225,33 +258,87 @@ class Directory final : public Disk {
   }
 
   absl::Status Remove(const std::string& name) override {
-    if (unlink(PathOf(name).c_str()) != 0) return SystemError("remove", PathOf(name));
+    {
+      const absl::StatusOr<Place> place = Find(name);
+      if (!place.ok()) return place.status();
+      if (unlinkat(place->directory(), place->name.c_str(), 0) != 0) {
+        return SystemError("remove", PathOf(name));
+      }
+    }
     if (const std::string parent = ParentOf(name); !parent.empty()) {
-      rmdir(parent.c_str());  // fails while there are other files in it
+      unlinkat(root_.get(), parent.c_str(), AT_REMOVEDIR);  // fails while there are other files
     }
     return absl::OkStatus();
   }
 
  private:
+  // Where a file is, or is to be.
+  struct Place {
+    int directory() const { return parent.ok() ? parent.get() : root; }
+
+    int root;
+    Descriptor parent;  // of a file in a subdirectory
+    std::string name;
+  };
+
   std::string PathOf(const std::string& name) const { return absl::StrCat(path_, "/", name); }
 
-  // The path of the subdirectory; empty for a file that is in none.
-  std::string ParentOf(const std::string& name) const {
+  // The subdirectory's name; empty for a file that is in none.
+  static std::string ParentOf(const std::string& name) {
     const size_t slash = name.find('/');
-    return slash == std::string::npos ? "" : PathOf(name.substr(0, slash));
+    return slash == std::string::npos ? "" : name.substr(0, slash);
   }
 
-  // False too of what went meanwhile.
-  static absl::StatusOr<bool> IsDirectory(const std::string& path) {
+  absl::StatusOr<Place> Find(const std::string& name) const {
+    if (!opened_.ok()) return opened_;
+    const std::string parent = ParentOf(name);
+    Place place = {.root = root_.get(),
+                   .parent = Descriptor(-1),
+                   .name = parent.empty() ? name : name.substr(parent.size() + 1)};
+    for (const std::string& part : {parent, place.name}) {
+      if (part == "." || part == ".." || part.find('/') != std::string::npos) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("'", name, "' is no name of a file in ", path_));
+      }
+    }
+    if (parent.empty()) return place;
+    Descriptor opened = OpenDirectoryIn(parent);
+    if (!opened.ok()) return SystemError("open", PathOf(name));
+    return Place{.root = root_.get(), .parent = std::move(opened), .name = place.name};
+  }
+
+  // A pipe would not open otherwise while nobody writes to it.
+  static Descriptor OpenToRead(const Place& place) {
+    return Descriptor(openat(place.directory(), place.name.c_str(),
+                             O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  }
+
+  Descriptor OpenDirectoryIn(const std::string& name) const {
+    return Descriptor(
+        openat(root_.get(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  }
+
+  // False too of links, and of what went meanwhile.
+  absl::StatusOr<bool> IsDirectory(const std::string& name) const {
     struct stat status;
-    if (stat(path.c_str(), &status) == 0) return S_ISDIR(status.st_mode);
+    if (fstatat(root_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) {
+      return S_ISDIR(status.st_mode);
+    }
     if (errno == ENOENT) return false;
-    return SystemError("look at", path);
+    return SystemError("look at", PathOf(name));
   }
 
-  static absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& path) {
-    DIR* directory = opendir(path.c_str());
-    if (directory == nullptr) return SystemError("list", path);
+  absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& name,
+                                                   const std::string& path) const {
+    if (!opened_.ok()) return opened_;
+    const int fd =
+        openat(root_.get(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR* const directory = fd < 0 ? nullptr : fdopendir(fd);
+    if (directory == nullptr) {
+      const absl::Status status = SystemError("list", path);
+      if (fd >= 0) close(fd);
+      return status;
+    }
     std::vector<std::string> names;
     while (true) {
       errno = 0;  // readdir(3): an error looks like the end otherwise
@@ -267,7 +354,34 @@ class Directory final : public Disk {
   }
 
   const std::string path_;
+  const Descriptor root_;
+  const absl::Status opened_;
 };
+
+// Whether only this user, and root, may write there.
+absl::Status CheckNobodyElseWrites(const std::string& path) {
+  const char* const is_meant = std::getenv("SIGNPOST_SHARED_DIRECTORIES");
+  struct stat status;
+  if ((is_meant != nullptr && absl::string_view(is_meant) == "1") ||
+      stat(path.c_str(), &status) != 0) {
+    return absl::OkStatus();
+  }
+  std::string who;
+  if (geteuid() != 0 && status.st_uid != geteuid() && status.st_uid != 0) {
+    who = absl::StrCat("it is of user ", status.st_uid, ", and this process of user ", geteuid());
+  } else if (status.st_mode & S_IWOTH) {
+    who = absl::StrFormat("its mode is %04o", status.st_mode & 07777);
+  } else if ((status.st_mode & S_IWGRP) && status.st_gid != getegid()) {
+    who = absl::StrFormat("its mode is %04o, and it is of group %d, not of this process's",
+                          status.st_mode & 07777, status.st_gid);
+  } else {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "others may write into the directory ", path, " (", who,
+      "), and so change or remove what is kept there. Take a directory of your own, or that right "
+      "from them (chmod go-w); where it is meant, set SIGNPOST_SHARED_DIRECTORIES=1"));
+}
 
 }  // namespace
 
@@ -306,11 +420,12 @@ absl::Status MakeDirectory(const std::string& path) {
     // Or a crash could take it away with all that is in it, whoever has made it just now; where it
     // may not be opened, the file system's own order is all there is.
     const std::string parent = std::filesystem::path(prefix).parent_path();
-    SyncNamesIn(parent.empty() ? "." : parent).IgnoreError();
+    const std::string at = parent.empty() ? "." : parent;
+    SyncNamesIn(Descriptor(open(at.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)), at).IgnoreError();
     if (end == std::string::npos) break;
   }
   std::error_code error;
-  if (std::filesystem::is_directory(path, error)) return absl::OkStatus();
+  if (std::filesystem::is_directory(path, error)) return CheckNobodyElseWrites(path);
   return absl::FailedPreconditionError(
       absl::StrCat("cannot create the directory ", path, ": there is something else"));
 }

@@ -5,6 +5,7 @@
 #ifndef SIGNPOST_STORAGE_DISK_H_
 #define SIGNPOST_STORAGE_DISK_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,9 +29,9 @@ class Disk {
   using Append = absl::FunctionRef<absl::Status(absl::string_view part)>;
   // Appends the parts of a file, one after the other. Returns the first error.
   using Fill = absl::FunctionRef<absl::Status(Append append)>;
-  // Creates or overwrites a file with what `fill` appends, and returns the first error, be it
-  // `fill`'s own. A crash may leave any part of it, until Sync. Large parts are best at blocks
-  // (block_vector.h).
+  // Creates a file, in place of what has the name, with what `fill` appends; returns the first
+  // error, be it `fill`'s own. A crash may leave any part of it, until Sync. Large parts are best
+  // at blocks (block_vector.h).
   virtual absl::Status Write(const std::string& name, Fill fill) = 0;
   // Returns when the file's contents survive a crash.
   virtual absl::Status Sync(const std::string& name) = 0;
@@ -39,7 +40,8 @@ class Disk {
   // Returns when the names of all files survive a crash.
   virtual absl::Status SyncDirectory() = 0;
 
-  virtual absl::StatusOr<std::string> Read(const std::string& name) = 0;
+  // DATA_LOSS for more bytes than that, or than memory has, and for what is no regular file.
+  virtual absl::StatusOr<std::string> Read(const std::string& name, uint64_t most_bytes) = 0;
   virtual absl::StatusOr<std::vector<std::string>> List() = 0;  // sorted
   virtual absl::Status Remove(const std::string& name) = 0;
 };
@@ -53,10 +55,12 @@ absl::Status Replace(Disk& disk, const std::string& name,
 
 // Creates the directory, and those that it is in, if need be; once this has returned they survive a
 // crash. RESOURCE_EXHAUSTED when the disk is full, else FAILED_PRECONDITION, says what the system
-// said.
+// said; also for a directory into which others than this user, his group and root may write, unless
+// SIGNPOST_SHARED_DIRECTORIES is 1.
 absl::Status MakeDirectory(const std::string& path);
 
-// A directory of this machine, which must exist.
+// A directory of this machine, which must exist: otherwise each call says so. Whatever lies in it,
+// nothing else is written to or read: links in it are not followed.
 std::unique_ptr<Disk> OpenDirectory(const std::string& path);
 
 }  // namespace signpost

@@ -11,8 +11,13 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,6 +30,7 @@ namespace {
 std::vector<std::string>* synced = nullptr;  // paths, if anybody wants to know
 const char* refused = nullptr;               // a directory that is not made...
 int refused_with = 0;                        // ...for this reason
+bool is_of_another_group = false;            // than directories are
 }  // namespace
 
 extern "C" int fsync(int fd) {
@@ -33,12 +39,22 @@ extern "C" int fsync(int fd) {
   return syscall(SYS_fsync, fd);
 }
 
-extern "C" int mkdir(const char* path, mode_t mode) {
-  if (refused == nullptr || std::string(path) != refused)
-    return syscall(SYS_mkdirat, AT_FDCWD, path, mode);
+extern "C" int mkdirat(int directory, const char* path, mode_t mode) {
+  std::string absolute = path;
+  if (directory != AT_FDCWD) {
+    const std::string link = "/proc/self/fd/" + std::to_string(directory);
+    absolute = std::filesystem::read_symlink(link).string() + "/" + path;
+  }
+  if (refused == nullptr || absolute != refused) {
+    return syscall(SYS_mkdirat, directory, path, mode);
+  }
   errno = refused_with;
   return -1;
 }
+
+extern "C" int mkdir(const char* path, mode_t mode) { return mkdirat(AT_FDCWD, path, mode); }
+
+extern "C" gid_t getegid() { return syscall(SYS_getegid) + (is_of_another_group ? 1 : 0); }
 
 namespace signpost {
 namespace {
@@ -47,9 +63,11 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
+constexpr uint64_t kMost = 64 << 20;
+
 class DirectoryTest : public ::testing::Test {
  protected:
-  DirectoryTest() : path_(absl::StrCat(::testing::TempDir(), "/a/b")) {
+  DirectoryTest() : path_(std::filesystem::path(::testing::TempDir() + "/a/b").lexically_normal()) {
     std::filesystem::remove_all(path_);
     EXPECT_TRUE(MakeDirectory(path_).ok());
     disk_ = OpenDirectory(path_);
@@ -64,7 +82,7 @@ TEST_F(DirectoryTest, SubdirectoriesComeWithTheirFirstFileAndGoWithTheirLast) {
   ASSERT_TRUE(Replace(*disk_, "sub/first", {"2", "3"}).ok());
   ASSERT_TRUE(Replace(*disk_, "sub/second", {"4"}).ok());
   EXPECT_THAT(*disk_->List(), ElementsAre("sub/first", "sub/second", "top"));
-  EXPECT_EQ(*disk_->Read("sub/first"), "23");
+  EXPECT_EQ(*disk_->Read("sub/first", kMost), "23");
   ASSERT_TRUE(disk_->Remove("sub/first").ok());
   EXPECT_TRUE(std::filesystem::exists(path_ + "/sub"));
   ASSERT_TRUE(disk_->Remove("sub/second").ok());
@@ -84,7 +102,7 @@ TEST_F(DirectoryTest, PartsOfAnySizeAndPlaceComeOneAfterTheOther) {
       const std::vector<absl::string_view> parts = {bytes.substr(0, first), bytes.substr(0, second),
                                                     bytes.substr(1, second), bytes};
       ASSERT_TRUE(Replace(*disk_, "file", parts).ok());
-      EXPECT_TRUE(*disk_->Read("file") == absl::StrJoin(parts, ""))
+      EXPECT_TRUE(*disk_->Read("file", kMost) == absl::StrJoin(parts, ""))
           << first << ", " << second << " bytes";
     }
   }
@@ -116,7 +134,7 @@ TEST_F(DirectoryTest, AFileThatIsNotFilledLeavesTheOneBefore) {
   });
   EXPECT_EQ(status, absl::InternalError("no more"));
   EXPECT_THAT(*disk_->List(), ElementsAre("file"));
-  EXPECT_EQ(*disk_->Read("file"), "before");
+  EXPECT_EQ(*disk_->Read("file", kMost), "before");
 }
 
 // Another rank may have made it a moment ago, and not have come to this yet.
@@ -165,21 +183,76 @@ TEST_F(DirectoryTest, OfAFileSystemsRootIsListedWithoutItsLostFiles) {
   EXPECT_THAT(*disk_->List(), ElementsAre("top"));
 }
 
-// What is not looked at must not look as if it were not there.
-TEST_F(DirectoryTest, IsNotListedWhenSomethingInItCannotBeLookedAt) {
-  std::filesystem::create_symlink("loop", path_ + "/loop");
-  for (const absl::Status& status : {disk_->List().status(), disk_->SyncDirectory()}) {
-    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-    EXPECT_EQ(status.message(),
-              absl::StrCat("cannot look at ", path_, "/loop: Too many levels of symbolic links"));
+TEST_F(DirectoryTest, LinksInItAreListedAndNotFollowed) {
+  const std::string outside = path_ + "-outside";
+  std::filesystem::create_directories(outside);
+  std::ofstream(outside + "/victim") << "precious";
+  for (const char* name : {"nowhere", "loop"}) {
+    std::filesystem::create_symlink("loop", path_ + "/" + name);
   }
-  std::filesystem::remove(path_ + "/loop");
-  std::filesystem::create_symlink("nowhere", path_ + "/dangling");
-  EXPECT_THAT(*disk_->List(), ElementsAre("dangling"));
+  std::filesystem::create_symlink(outside, path_ + "/sub");
+  std::filesystem::create_symlink(outside + "/victim", path_ + "/file");
+  std::filesystem::create_symlink(outside + "/victim", path_ + "/file.tmp");
+  EXPECT_THAT(*disk_->List(), ElementsAre("file", "file.tmp", "loop", "nowhere", "sub"));
+  EXPECT_EQ(disk_->Read("file", kMost).status(),
+            absl::DataLossError(path_ + "/file is no regular file"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(disk_->Read("sub/victim", kMost).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(Replace(*disk_, "sub/victim", {"changed"})));
+  EXPECT_TRUE(absl::IsFailedPrecondition(disk_->Remove("sub/victim")));
+  ASSERT_TRUE(Replace(*disk_, "file", {"new"}).ok());
+  EXPECT_TRUE(std::filesystem::is_regular_file(std::filesystem::symlink_status(path_ + "/file")));
+  std::string text;
+  std::ifstream(outside + "/victim") >> text;
+  EXPECT_EQ(text, "precious");
+}
+
+TEST_F(DirectoryTest, NamesDoNotLeadOutOfIt) {
+  for (const char* name : {"../file", "..", "sub/..", "sub/../file", "/etc/passwd", "./file"}) {
+    EXPECT_FALSE(Replace(*disk_, name, {"1"}).ok()) << name;
+    EXPECT_FALSE(disk_->Read(name, kMost).ok()) << name;
+    EXPECT_FALSE(disk_->Remove(name).ok()) << name;
+  }
+  EXPECT_FALSE(std::filesystem::exists(path_ + "/../file"));
+}
+
+TEST_F(DirectoryTest, NothingButARegularFileOfASizeThatIsRightIsRead) {
+  ASSERT_EQ(mkfifo((path_ + "/pipe").c_str(), 0600), 0);
+  std::filesystem::create_directory(path_ + "/directory");
+  ASSERT_TRUE(Replace(*disk_, "file", {"12345"}).ok());
+  for (const char* name : {"pipe", "directory"}) {
+    EXPECT_EQ(disk_->Read(name, kMost).status(),
+              absl::DataLossError(absl::StrCat(path_, "/", name, " is no regular file")));
+  }
+  EXPECT_EQ(*disk_->Read("file", 5), "12345");
+  EXPECT_TRUE(absl::IsDataLoss(disk_->Read("file", 4).status()));
+  std::filesystem::resize_file(path_ + "/file", uint64_t{1} << 42);
+  EXPECT_TRUE(absl::IsDataLoss(disk_->Read("file", std::numeric_limits<uint64_t>::max()).status()));
+  ASSERT_TRUE(Replace(*disk_, "pipe", {"1"}).ok());  // no reader is waited for
+}
+
+TEST_F(DirectoryTest, IsNotTakenWhereOthersMayWrite) {
+  using std::filesystem::perms;
+  const auto made_with = [this](perms mode) {
+    std::filesystem::permissions(path_, mode);
+    return MakeDirectory(path_);
+  };
+  EXPECT_TRUE(made_with(perms::owner_all | perms::group_read | perms::others_read).ok());
+  EXPECT_TRUE(made_with(perms::owner_all | perms::group_all).ok());  // this process's own group
+  const absl::Status status = made_with(perms::all);
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(status.message(), ::testing::AllOf(::testing::HasSubstr(path_ + " (its mode is 0777"),
+                                                 ::testing::HasSubstr("chmod go-w")));
+  is_of_another_group = true;
+  EXPECT_TRUE(absl::IsFailedPrecondition(made_with(perms::owner_all | perms::group_all)));
+  EXPECT_TRUE(made_with(perms::owner_all | perms::group_read).ok());
+  is_of_another_group = false;
+  setenv("SIGNPOST_SHARED_DIRECTORIES", "1", 1);
+  EXPECT_TRUE(made_with(perms::all).ok());
+  unsetenv("SIGNPOST_SHARED_DIRECTORIES");
 }
 
 TEST_F(DirectoryTest, WhatIsNotThereIsNotFoundAndNamed) {
-  const absl::Status status = disk_->Read("sub/none").status();
+  const absl::Status status = disk_->Read("sub/none", kMost).status();
   EXPECT_TRUE(absl::IsNotFound(status));
   EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(path_ + "/sub/none"));
   EXPECT_TRUE(absl::IsNotFound(disk_->Remove("sub/none")));

@@ -3,6 +3,7 @@
 #ifndef SIGNPOST_STORAGE_FAULTY_DISK_H_
 #define SIGNPOST_STORAGE_FAULTY_DISK_H_
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -22,8 +23,8 @@ class FaultyDisk final : public Disk {
   explicit FaultyDisk(const std::string& path) : directory_(Empty(path)) {}
 
   bool is_full = false;
-  bool is_read_only = false;           // nothing can be removed
-  bool loses_names = false;            // cannot make them durable
+  bool is_read_only = false;  // nothing can be removed
+  bool loses_names = false;   // cannot make them durable
   bool fails_to_read = false;
   std::function<void()> before_write;  // if any
 
@@ -40,9 +41,9 @@ class FaultyDisk final : public Disk {
     if (loses_names) return absl::UnavailableError("Too many open files");
     return directory_->SyncDirectory();
   }
-  absl::StatusOr<std::string> Read(const std::string& name) override {
+  absl::StatusOr<std::string> Read(const std::string& name, uint64_t most_bytes) override {
     if (fails_to_read) return absl::UnavailableError("Input/output error");
-    return directory_->Read(name);
+    return directory_->Read(name, most_bytes);
   }
   absl::StatusOr<std::vector<std::string>> List() override { return directory_->List(); }
   absl::Status Remove(const std::string& name) override {

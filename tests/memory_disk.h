@@ -83,11 +83,14 @@ class MemoryDisk final : public Disk {
     files_.erase(from);
     return absl::OkStatus();
   }
-  absl::StatusOr<std::string> Read(const std::string& name) override {
+  absl::StatusOr<std::string> Read(const std::string& name, uint64_t most_bytes) override {
     absl::MutexLock lock(&mutex_);
     if (Spend(1) == 0) return Dead();
     const auto found = files_.find(name);
     if (found == files_.end()) return absl::NotFoundError(absl::StrCat("no file ", name));
+    if (found->second.size() > most_bytes) {
+      return absl::DataLossError(absl::StrCat(name, " has more bytes than it may have"));
+    }
     return found->second;
   }
   absl::StatusOr<std::vector<std::string>> List() override {

@@ -1,5 +1,8 @@
 #include "trace/merge.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -181,7 +184,13 @@ absl::Status WriteTrace(const Timeline& timeline, const std::string& path) {
   const std::string temporary = absl::StrCat(target, ".tmp");
   errno = error.value();
   if (!error) {
-    std::ofstream file(temporary, std::ios::binary);
+    // A link there would lead to a file that is to be kept.
+    std::remove(temporary.c_str());
+    const int created =
+        open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    std::ofstream file;
+    if (created >= 0) file.open(temporary, std::ios::binary);
+    if (created >= 0) close(created);
     WriteChromeTrace(timeline, file);
     file.close();
     if (file && std::rename(temporary.c_str(), target.c_str()) == 0) return absl::OkStatus();

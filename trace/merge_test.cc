@@ -125,6 +125,14 @@ TEST_F(MergeTest, WritesOverNothingThatIsNoFile) {
   EXPECT_TRUE(absl::IsInvalidArgument(CheckOutput("/dev/full", {})));
 }
 
+TEST_F(MergeTest, WritesOverNothingButTheTrace) {
+  Write("victim", "precious");
+  std::filesystem::create_symlink("victim", PathOf("trace.json.tmp"));
+  EXPECT_TRUE(WriteTrace(Timeline(), PathOf("trace.json")).ok());
+  EXPECT_FALSE(std::filesystem::is_symlink(PathOf("trace.json")));
+  EXPECT_EQ(std::filesystem::file_size(PathOf("victim")), 8);
+}
+
 TEST_F(MergeTest, WritesThroughALink) {
   Write("trace.json", "{}");
   std::filesystem::create_symlink("trace.json", PathOf("link"));

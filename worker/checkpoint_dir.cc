@@ -24,6 +24,10 @@ namespace signpost {
 namespace {
 
 constexpr char kManifestFile[] = "manifest";
+// Of tensors, files and ranks, each once.
+constexpr uint64_t kMostManifestBytes = uint64_t{256} << 20;
+constexpr uint64_t kMostSumBytes = 4096;
+constexpr uint64_t kMostFailureBytes = uint64_t{1} << 20;  // an error's text
 constexpr size_t kGenerations = 2;
 
 std::string PathOf(const std::string& checkpoint, const std::string& file) {
@@ -214,7 +218,8 @@ absl::StatusOr<std::vector<CheckpointEntry>> CheckpointDir::List() const {
 
 absl::StatusOr<CheckpointManifest> CheckpointDir::ReadManifest(
     const std::string& checkpoint) const {
-  const absl::StatusOr<std::string> file = disk_.Read(PathOf(checkpoint, kManifestFile));
+  const absl::StatusOr<std::string> file =
+      disk_.Read(PathOf(checkpoint, kManifestFile), kMostManifestBytes);
   if (!file.ok()) return file.status();
   CheckpointManifest manifest;
   absl::Status status = DecodeMessage(*file, manifest);
@@ -239,7 +244,7 @@ absl::Status CheckpointDir::WriteRank(const CheckpointId& id, uint32_t rank,
 
 absl::StatusOr<CheckpointFile> CheckpointDir::ReadSum(const CheckpointId& id, uint32_t rank) const {
   const std::string name = SumFileName(rank);
-  const absl::StatusOr<std::string> sum = disk_.Read(PathOf(id.name(), name));
+  const absl::StatusOr<std::string> sum = disk_.Read(PathOf(id.name(), name), kMostSumBytes);
   if (!sum.ok()) return sum.status();
   CheckpointFile file;
   const absl::Status status = DecodeMessage(*sum, file);
@@ -306,7 +311,8 @@ absl::Status CheckpointDir::CheckNobodyFailed(const CheckpointId& id, uint32_t w
   const std::vector<std::string>& files = (*tree)[id.name()];
   for (uint32_t rank = 0; rank < world_size; ++rank) {
     if (!absl::c_binary_search(files, FailureFileName(rank))) continue;
-    const absl::StatusOr<std::string> text = disk_.Read(PathOf(id.name(), FailureFileName(rank)));
+    const absl::StatusOr<std::string> text =
+        disk_.Read(PathOf(id.name(), FailureFileName(rank)), kMostFailureBytes);
     if (absl::IsNotFound(text.status())) continue;  // it was committed meanwhile
     if (!text.ok()) return text.status();
     const std::vector<std::string> parts = absl::StrSplit(*text, absl::MaxSplits(' ', 2));
@@ -417,8 +423,12 @@ absl::Status CheckpointDir::RemoveCheckpoint(const std::string& checkpoint,
 
 absl::StatusOr<std::string> CheckpointDir::Read(const std::string& checkpoint,
                                                 const CheckpointFile& file) const {
-  absl::StatusOr<std::string> contents = disk_.Read(PathOf(checkpoint, file.name()));
-  if (!contents.ok() && !absl::IsNotFound(contents.status())) return contents.status();
+  absl::StatusOr<std::string> contents = disk_.Read(PathOf(checkpoint, file.name()), file.bytes());
+  // The disk may be at fault for the moment only.
+  if (!contents.ok() && !absl::IsNotFound(contents.status()) &&
+      !absl::IsDataLoss(contents.status())) {
+    return contents.status();
+  }
   const absl::Status status = contents.ok() ? CheckContents(*contents, file) : contents.status();
   if (!status.ok()) return Damaged(checkpoint, file.name(), status);
   return contents;

@@ -66,11 +66,14 @@ absl::Status SimDisk::SyncDirectory() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> SimDisk::Read(const std::string& name) {
+absl::StatusOr<std::string> SimDisk::Read(const std::string& name, uint64_t most_bytes) {
   Pause();
   if (Dies()) return DeadError();
   const auto found = names_.find(name);
   if (found == names_.end()) return absl::NotFoundError(absl::StrCat("no file ", name));
+  if (found->second->contents.size() > most_bytes) {
+    return absl::DataLossError(absl::StrCat(name, " has more bytes than it may have"));
+  }
   return found->second->contents;
 }
 

@@ -27,7 +27,7 @@ class SimDisk final : public Disk {
   absl::Status Sync(const std::string& name) override;
   absl::Status Rename(const std::string& from, const std::string& to) override;
   absl::Status SyncDirectory() override;
-  absl::StatusOr<std::string> Read(const std::string& name) override;
+  absl::StatusOr<std::string> Read(const std::string& name, uint64_t most_bytes) override;
   absl::StatusOr<std::vector<std::string>> List() override;
   absl::Status Remove(const std::string& name) override;
 

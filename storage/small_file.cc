@@ -1,4 +1,4 @@
-#include "security/small_file.h"
+#include "storage/small_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -14,8 +14,6 @@
 namespace signpost {
 namespace {
 
-constexpr size_t kMaxFileBytes = size_t{1} << 20;
-
 absl::Status ReadError(const std::string& path, int error) {
   const std::string message = absl::StrCat(path, ": ", std::strerror(error));
   return error == ENOENT || error == ENOTDIR ? absl::NotFoundError(message)
@@ -24,7 +22,7 @@ absl::Status ReadError(const std::string& path, int error) {
 
 }  // namespace
 
-absl::StatusOr<std::string> ReadSmallFile(const std::string& path) {
+absl::StatusOr<std::string> ReadSmallFile(const std::string& path, size_t most_bytes) {
   // Which a pipe without a writer would not return from otherwise.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return ReadError(path, errno);
@@ -33,11 +31,9 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path) {
   if (fstat(fd, &facts) != 0) return ReadError(path, errno);
   if (!S_ISREG(facts.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        path,
-        ": it is no regular file, nor a link to one: it is read again when it may have "
-        "changed, which a pipe, as of the shell's <(...), cannot be"));
+        path, ": it is no regular file, nor a link to one, as a pipe, of the shell's <(...), is"));
   }
-  std::string contents(kMaxFileBytes + 1, '\0');
+  std::string contents(most_bytes + 1, '\0');
   size_t size = 0;
   while (size < contents.size()) {
     const ssize_t got = read(fd, contents.data() + size, contents.size() - size);
@@ -46,8 +42,8 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path) {
     if (got == 0) break;
     size += got;
   }
-  if (size > kMaxFileBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": more than a mebibyte"));
+  if (size > most_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": more than ", most_bytes, " bytes"));
   }
   contents.resize(size);
   contents.shrink_to_fit();

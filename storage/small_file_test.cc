@@ -1,4 +1,4 @@
-#include "security/small_file.h"
+#include "storage/small_file.h"
 
 #include <sys/stat.h>
 
