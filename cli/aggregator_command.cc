@@ -207,6 +207,10 @@ Command AddAggregatorCommand(CLI::App& program) {
                  "Serve metrics here, in plain text, to whoever asks: http://HOST:PORT/metrics "
                  "for Prometheus and http://HOST:PORT/ for a browser; it takes nothing there")
       ->type_name("HOST:PORT");
+  app.add_option("--metrics-host", server.metrics_hosts,
+                 "A name by which browsers may ask there, as that of a proxy; may be repeated. "
+                 "Addresses, localhost and the name in --metrics-listen are answered anyway")
+      ->type_name("NAME");
   app.add_option("--shard", flags->shard, "This process's shard and the number of shards")
       ->type_name("I/N")
       ->capture_default_str();

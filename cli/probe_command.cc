@@ -37,8 +37,7 @@ absl::Status Probe(const std::string& address, const ClientSecurity& security,
                    absl::Duration timeout) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  grpc::GenericStub stub(
-      grpc::CreateCustomChannel(address, security.CredentialsFor(address), arguments));
+  grpc::GenericStub stub(OpenChannel(address, security.CredentialsFor(address), arguments));
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   const grpc::Slice nothing;

@@ -29,8 +29,8 @@ grpc::Status Ask(const std::string& address, const ClientSecurity& security,
                  StatusResponse& response) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  const auto stub = AggregatorService::NewStub(
-      grpc::CreateCustomChannel(address, security.CredentialsFor(address), arguments));
+  const auto stub =
+      AggregatorService::NewStub(OpenChannel(address, security.CredentialsFor(address), arguments));
   grpc::ClientContext context;
   context.set_deadline(ToSystemClock(SteadyNow() + kAnswered));
   StatusRequest request;

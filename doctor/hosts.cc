@@ -41,7 +41,7 @@ void AtOnce(size_t count, const Ask& ask) {
 Stub StubOf(const std::string& address, const ClientSecurity& security) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return DoctorService::NewStub(grpc::CreateCustomChannel(
+  return DoctorService::NewStub(OpenChannel(
       address, security.CredentialsFor(address, TlsCredentials::To::kMembers), arguments));
 }
 

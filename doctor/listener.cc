@@ -23,6 +23,7 @@
 #include "proto/steady_time.h"
 #include "proto/version.h"
 #include "security/client_security.h"
+#include "security/loopback.h"
 
 namespace signpost::doctor {
 namespace {
@@ -133,7 +134,7 @@ class Listener::Service final : public DoctorService::Service {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    const auto stub = DoctorService::NewStub(grpc::CreateCustomChannel(
+    const auto stub = DoctorService::NewStub(OpenChannel(
         host, (*client)->CredentialsFor(host, TlsCredentials::To::kMembers), arguments));
     Swallowed swallowed;
     const grpc::Status status = Feed(*stub, swallowed);
@@ -162,7 +163,8 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Start(const ListenerOptions&
   listener->service_ = std::make_unique<Service>(options);
   grpc::ServerBuilder builder;
   int port = 0;
-  builder.AddListeningPort(options.listen, listener->security_->credentials(), &port);
+  builder.AddListeningPort(GrpcListenAddress(options.listen), listener->security_->credentials(),
+                           &port);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetResourceQuota(grpc::ResourceQuota("doctor").SetMaxThreads(kMostThreads));
   builder.RegisterService(listener->service_.get());

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "grpcpp/create_channel.h"
 #include "security/loopback.h"
 
 namespace signpost {
@@ -42,6 +43,15 @@ std::shared_ptr<grpc::ChannelCredentials> ClientSecurity::CredentialsFor(
   if (tls_ == nullptr || IsUnixAddress(target)) return grpc::InsecureChannelCredentials();
   if (token_ == nullptr) return tls_->ForChannels(to, job_);
   return grpc::CompositeChannelCredentials(tls_->ForChannels(to, job_), CredentialsOf(token_));
+}
+
+std::shared_ptr<grpc::Channel> OpenChannel(
+    const std::string& address, const std::shared_ptr<grpc::ChannelCredentials>& credentials,
+    grpc::ChannelArguments arguments) {
+  const std::string target = GrpcTarget(address);
+  // gRPC would take a list of numbers for a name.
+  if (target != address) arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, address);
+  return grpc::CreateCustomChannel(target, credentials, arguments);
 }
 
 }  // namespace signpost

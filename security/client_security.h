@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "grpcpp/channel.h"
 #include "grpcpp/security/credentials.h"
+#include "grpcpp/support/channel_arguments.h"
 #include "security/credentials.h"
 #include "security/plain_text_warning.h"
 #include "security/token_file.h"
@@ -45,6 +47,12 @@ class ClientSecurity {
   std::shared_ptr<TokenFile> token_;                      // with mTLS, or null
   std::unique_ptr<PlainTextWarning> plain_text_warning_;  // or null
 };
+
+// Of grpc::CreateCustomChannel, to "host:port" or "unix:path": to loopback by number, whatever
+// gRPC's own resolver takes localhost for (loopback.h).
+std::shared_ptr<grpc::Channel> OpenChannel(
+    const std::string& address, const std::shared_ptr<grpc::ChannelCredentials>& credentials,
+    grpc::ChannelArguments arguments);
 
 }  // namespace signpost
 

@@ -13,6 +13,12 @@ absl::Status CheckTransport(absl::string_view address, const TransportSecurity& 
         absl::StrCat("both a TLS directory (", security.tls_dir,
                      ") and plain text beyond loopback were asked for: take one of them back"));
   }
+  if (IsUnixAddress(address) && !security.tls_dir.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a TLS directory (", security.tls_dir, ") was given for '", address,
+        "', and sockets in the file system are without TLS and identities: who may connect is who "
+        "may write to the socket. Take the directory back, or an address host:port"));
+  }
   if (security.tls_dir.empty() && !security.token_file.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the token in ", security.token_file,

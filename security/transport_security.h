@@ -19,8 +19,8 @@ struct TransportSecurity {
 
 // Whether there may be a connection between this process and `address`, "host:port" or "unix:path",
 // where it listens or connects to. INVALID_ARGUMENT, with the reason and what to do, for plain
-// text beyond loopback without `insecure`, when both mTLS and plain text were asked for, for a
-// token in plain text, or for a malformed address.
+// text beyond loopback without `insecure`, when both mTLS and plain text were asked for, for mTLS
+// at a unix: address, for a token in plain text, or for a malformed address.
 absl::Status CheckTransport(absl::string_view address, const TransportSecurity& security);
 
 }  // namespace signpost

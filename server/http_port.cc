@@ -6,6 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/steady_time.h"
+#include "security/loopback.h"
+#include "server/connection_table.h"
 #include "server/listen_addresses.h"
 
 namespace signpost {
@@ -38,41 +41,113 @@ MHD_Result AnswerError(MHD_Connection* connection, unsigned int code) {
                 {"text/plain; charset=utf-8", absl::StrCat(MHD_get_reason_phrase_for(code), "\n")});
 }
 
-// Has libmicrohttpd's signature. Answers as soon as the headers are there, so no body is read.
-MHD_Result Serve(void* find, MHD_Connection* connection, const char* url, const char* method,
-                 const char* version, const char* upload, size_t* upload_size, void** state) {
-  const absl::string_view asked = method;
-  if (asked != MHD_HTTP_METHOD_GET && asked != MHD_HTTP_METHOD_HEAD) {
-    return AnswerError(connection, MHD_HTTP_METHOD_NOT_ALLOWED);
-  }
-  const std::optional<HttpPage> page = (*static_cast<const HttpPort::Find*>(find))(url);
-  if (!page) return AnswerError(connection, MHD_HTTP_NOT_FOUND);
-  return Answer(connection, MHD_HTTP_OK, *page);
+constexpr absl::Duration kLookInterval = absl::Milliseconds(250);
+
+int DescriptorOf(MHD_Connection* connection) {
+  return MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HttpPort>> HttpPort::Listen(const std::string& address, Find find,
-                                                           const HttpLimits& limits) {
+// All of them are called by the daemon's thread, the last before it closes a descriptor.
+class HttpPort::Callbacks {
+ public:
+  // Answers as soon as the headers are there, so no body is read.
+  static MHD_Result Serve(void* self, MHD_Connection* connection, const char* url,
+                          const char* method, const char* version, const char* upload,
+                          size_t* upload_size, void** state) {
+    HttpPort& port = *static_cast<HttpPort*>(self);
+    {
+      absl::MutexLock lock(&port.mutex_);
+      port.connections_.Asked(DescriptorOf(connection), SteadyNow());
+    }
+    const absl::string_view asked = method;
+    if (asked != MHD_HTTP_METHOD_GET && asked != MHD_HTTP_METHOD_HEAD) {
+      return AnswerError(connection, MHD_HTTP_METHOD_NOT_ALLOWED);
+    }
+    const char* const host = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Host");
+    if (host != nullptr && !IsOwnHost(host, port.names_)) {
+      return Answer(connection, MHD_HTTP_MISDIRECTED_REQUEST,
+                    {"text/plain; charset=utf-8",
+                     "This port does not answer to that name. Ask by address, or start the "
+                     "aggregator with --metrics-host and the name.\n"});
+    }
+    const std::optional<HttpPage> page = port.find_(url);
+    if (!page) return AnswerError(connection, MHD_HTTP_NOT_FOUND);
+    return Answer(connection, MHD_HTTP_OK, *page);
+  }
+
+  static void Completed(void* self, MHD_Connection* connection, void** state,
+                        MHD_RequestTerminationCode why) {
+    HttpPort& port = *static_cast<HttpPort*>(self);
+    absl::MutexLock lock(&port.mutex_);
+    port.connections_.Answered(DescriptorOf(connection), SteadyNow());
+  }
+
+  static void BeginsOrEnds(void* self, MHD_Connection* connection, void** state,
+                           MHD_ConnectionNotificationCode what) {
+    HttpPort& port = *static_cast<HttpPort*>(self);
+    const int fd = DescriptorOf(connection);
+    absl::MutexLock lock(&port.mutex_);
+    if (what == MHD_CONNECTION_NOTIFY_CLOSED) return port.connections_.End(fd);
+    sockaddr_storage address = {};
+    socklen_t size = sizeof address;
+    getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size);
+    port.connections_.Begin(fd, PeerOf(address), SteadyNow());
+    const uint32_t most = port.limits_.connections - port.limits_.free_connections;
+    if (const std::optional<int> slow = port.connections_.ToMakeRoom(most, fd)) {
+      shutdown(*slow, SHUT_RDWR);
+    }
+  }
+};
+
+HttpPort::HttpPort(std::vector<std::string> names, Find find, const HttpLimits& limits)
+    : names_(std::move(names)),
+      find_(std::move(find)),
+      limits_(limits),
+      connections_({.request = limits.request_timeout, .answer = limits.answer_timeout}) {}
+
+absl::StatusOr<std::unique_ptr<HttpPort>> HttpPort::Listen(const std::string& address,
+                                                           const std::vector<std::string>& names,
+                                                           Find find, const HttpLimits& limits) {
+  const absl::StatusOr<HostAndPort> parsed = ParseAddress(address);
+  if (!parsed.ok()) return parsed.status();
   const absl::StatusOr<ListenAddresses> resolved = ResolveToListen(address);
   if (!resolved.ok()) return resolved.status();
-  std::unique_ptr<HttpPort> port(new HttpPort(std::move(find)));
-  unsigned int flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_AUTO;
-  if ((*resolved)->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
-  port->daemon_ = MHD_start_daemon(
-      flags, /*port=*/0, /*accept=*/nullptr, nullptr, &Serve, const_cast<Find*>(&port->find_),
-      MHD_OPTION_SOCK_ADDR, (*resolved)->ai_addr,                                  //
-      MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned int>(limits.connections),  //
-      MHD_OPTION_PER_IP_CONNECTION_LIMIT, static_cast<unsigned int>(limits.connections_per_peer),
-      MHD_OPTION_CONNECTION_TIMEOUT,
-      static_cast<unsigned int>(absl::ToInt64Seconds(limits.idle_timeout)),              //
-      MHD_OPTION_CONNECTION_MEMORY_LIMIT, static_cast<size_t>(limits.connection_bytes),  //
-      MHD_OPTION_END);
-  if (port->daemon_ != nullptr) return port;
-  return CannotListenError(address);
+  std::vector<std::string> own = names;
+  own.push_back(parsed->host);
+  std::unique_ptr<HttpPort> port(new HttpPort(std::move(own), std::move(find), limits));
+  for (const addrinfo* entry = resolved->get(); entry != nullptr && port->daemon_ == nullptr;
+       entry = entry->ai_next) {
+    unsigned int flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_AUTO;
+    if (entry->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
+    port->daemon_ = MHD_start_daemon(
+        flags, /*port=*/0, /*accept=*/nullptr, nullptr, &Callbacks::Serve, port.get(),
+        MHD_OPTION_SOCK_ADDR, entry->ai_addr,                                        //
+        MHD_OPTION_NOTIFY_COMPLETED, &Callbacks::Completed, port.get(),              //
+        MHD_OPTION_NOTIFY_CONNECTION, &Callbacks::BeginsOrEnds, port.get(),          //
+        MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned int>(limits.connections),  //
+        MHD_OPTION_PER_IP_CONNECTION_LIMIT,
+        static_cast<unsigned int>(limits.connections_per_peer),                            //
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, static_cast<size_t>(limits.connection_bytes),  //
+        MHD_OPTION_END);
+  }
+  if (port->daemon_ == nullptr) return CannotListenError(address);
+  port->slow_ones_ = std::thread([port = port.get()] { port->EndSlowOnes(); });
+  return port;
+}
+
+// The daemon closes what is shut down.
+void HttpPort::EndSlowOnes() {
+  while (!stopping_.WaitForNotificationWithTimeout(kLookInterval)) {
+    absl::MutexLock lock(&mutex_);
+    for (const int fd : connections_.Overdue(SteadyNow())) shutdown(fd, SHUT_RDWR);
+  }
 }
 
 HttpPort::~HttpPort() {
+  stopping_.Notify();
+  if (slow_ones_.joinable()) slow_ones_.join();
   if (daemon_ != nullptr) MHD_stop_daemon(daemon_);
 }
 

@@ -1,6 +1,7 @@
 // A port that answers questions over HTTP and takes nothing: GET and HEAD of the few paths that its
 // owner knows. A thread of its own serves all connections, so whoever holds one up holds up nobody
-// else. Plain text, without authentication: only what anybody may know.
+// else, and another ends those that take too long. Plain text, without authentication: only what
+// anybody may know.
 
 #ifndef SIGNPOST_SERVER_HTTP_PORT_H_
 #define SIGNPOST_SERVER_HTTP_PORT_H_
@@ -10,11 +11,16 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
+#include <thread>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "server/http_connections.h"
 
 struct MHD_Daemon;
 
@@ -30,8 +36,10 @@ struct HttpPage {
 struct HttpLimits {
   uint32_t connections = 32;  // further ones wait until one of these ends
   uint32_t connections_per_peer = 8;
-  absl::Duration idle_timeout = absl::Seconds(10);  // in whole seconds
-  uint32_t connection_bytes = 16 << 10;             // of a request's line and headers
+  uint32_t free_connections = 8;  // of them: slow ones are ended for a newcomer
+  absl::Duration request_timeout = absl::Seconds(10);  // for a request's line and headers
+  absl::Duration answer_timeout = absl::Minutes(1);    // for a peer to take the answer
+  uint32_t connection_bytes = 16 << 10;                // of a request's line and headers
 };
 
 class HttpPort {
@@ -39,20 +47,32 @@ class HttpPort {
   // The page at a path; none: there is nothing. Called by one thread at a time.
   using Find = std::function<std::optional<HttpPage>(absl::string_view path)>;
 
-  // On a "host:port" that CheckTransport accepts: on the first address that the host resolves
-  // to. UNAVAILABLE when it cannot be had.
-  static absl::StatusOr<std::unique_ptr<HttpPort>> Listen(const std::string& address, Find find,
-                                                          const HttpLimits& limits = {});
+  // On a "host:port" that CheckTransport accepts: on the first address that the host resolves to
+  // and that can be had, otherwise UNAVAILABLE. `names` are those by which it may be asked, besides
+  // the host, localhost and numbers: see IsOwnHost.
+  static absl::StatusOr<std::unique_ptr<HttpPort>> Listen(const std::string& address,
+                                                          const std::vector<std::string>& names,
+                                                          Find find, const HttpLimits& limits = {});
 
   ~HttpPort();  // ends all connections
 
   uint16_t port() const;
 
  private:
-  explicit HttpPort(Find find) : find_(std::move(find)) {}
+  class Callbacks;  // libmicrohttpd's
 
+  HttpPort(std::vector<std::string> names, Find find, const HttpLimits& limits);
+
+  void EndSlowOnes();
+
+  const std::vector<std::string> names_;
   const Find find_;
+  const HttpLimits limits_;
+  absl::Mutex mutex_;
+  HttpConnections connections_ ABSL_GUARDED_BY(mutex_);
+  absl::Notification stopping_;
   MHD_Daemon* daemon_ = nullptr;
+  std::thread slow_ones_;
 };
 
 }  // namespace signpost

@@ -2,11 +2,14 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/raw_client.h"
@@ -25,14 +28,16 @@ std::unique_ptr<HttpPort> Listen(const HttpLimits& limits = {}) {
     if (path == "/page") return HttpPage{"text/plain", "what is there"};
     return std::nullopt;
   };
-  absl::StatusOr<std::unique_ptr<HttpPort>> port = HttpPort::Listen("127.0.0.1:0", find, limits);
+  absl::StatusOr<std::unique_ptr<HttpPort>> port =
+      HttpPort::Listen("127.0.0.1:0", {"metrics.example"}, find, limits);
   EXPECT_TRUE(port.ok()) << port.status();
   return *std::move(port);
 }
 
 std::string Ask(const HttpPort& port, const std::string& method, const std::string& path) {
   RawClient client(port.port());
-  client.Send(absl::StrCat(method, " ", path, " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
+  client.Send(
+      absl::StrCat(method, " ", path, " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"));
   return client.ReadAll();
 }
 
@@ -69,15 +74,16 @@ TEST(HttpPort, TakesNothing) {
         << method;
   }
   RawClient uploads(port->port());
-  uploads.Send("POST /page HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000000\r\n\r\nabc");
+  uploads.Send(
+      "POST /page HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000000\r\n\r\nabc");
   EXPECT_THAT(uploads.ReadAll(), StartsWith("HTTP/1.1 405 "));
 }
 
 TEST(HttpPort, RefusesRequestsThatAreTooLong) {
   const auto port = Listen();
   for (const std::string& request :
-       {absl::StrCat("GET /", std::string(1 << 20, 'x'), " HTTP/1.1\r\nHost: x\r\n\r\n"),
-        absl::StrCat("GET /page HTTP/1.1\r\nHost: x\r\nX: ", std::string(1 << 20, 'x'),
+       {absl::StrCat("GET /", std::string(1 << 20, 'x'), " HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+        absl::StrCat("GET /page HTTP/1.1\r\nHost: localhost\r\nX: ", std::string(1 << 20, 'x'),
                      "\r\n\r\n")}) {
     RawClient client(port->port());
     client.Send(request);
@@ -98,17 +104,46 @@ TEST(HttpPort, RefusesWhatIsNotHttp) {
 }
 
 TEST(HttpPort, AnswersOthersWhileSomeDawdle) {
-  const auto port = Listen({.connections = 4, .connections_per_peer = 4});
+  const auto port = Listen({.connections = 8, .connections_per_peer = 8, .free_connections = 4});
   std::vector<RawClient> slow;
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 20; ++i) {
     slow.emplace_back(port->port());
     slow.back().Send("GET /pa");
+    EXPECT_THAT(Ask(*port, "GET", "/page"), HasSubstr("200 OK")) << i;
   }
-  EXPECT_THAT(Ask(*port, "GET", "/page"), HasSubstr("200 OK"));
+}
+
+// A byte now and then does not renew the time that a request has.
+TEST(HttpPort, EndsRequestsThatComeByTheByte) {
+  const auto port = Listen({.request_timeout = absl::Milliseconds(500)});
+  RawClient slow(port->port());
+  absl::Notification ended;
+  std::thread sender([&] {
+    slow.SendSome("GET /");
+    while (!ended.WaitForNotificationWithTimeout(absl::Milliseconds(50))) slow.SendSome("x");
+  });
+  EXPECT_NE(slow.ReadAll(), "timeout");
+  ended.Notify();
+  sender.join();
+}
+
+TEST(HttpPort, AnswersToItsOwnNamesOnly) {
+  const auto port = Listen();
+  const auto answer_to = [&port](const std::string& host) {
+    RawClient client(port->port());
+    client.Send(
+        absl::StrCat("GET /page HTTP/1.1\r\nHost: ", host, "\r\nConnection: close\r\n\r\n"));
+    return client.ReadAll();
+  };
+  EXPECT_THAT(answer_to("evil.example"),
+              AllOf(StartsWith("HTTP/1.1 421 "), HasSubstr("--metrics-host")));
+  for (const char* host : {"127.0.0.1:9090", "localhost", "metrics.example"}) {
+    EXPECT_THAT(answer_to(host), StartsWith("HTTP/1.1 200 OK\r\n")) << host;
+  }
 }
 
 TEST(HttpPort, EndsConnectionsThatSayNothing) {
-  const auto port = Listen({.idle_timeout = absl::Seconds(1)});
+  const auto port = Listen({.request_timeout = absl::Milliseconds(300)});
   RawClient silent(port->port());
   RawClient half(port->port());
   half.Send("GET /page HTTP/1.1\r\n");
@@ -117,19 +152,19 @@ TEST(HttpPort, EndsConnectionsThatSayNothing) {
 }
 
 TEST(HttpPort, TakesNoMoreConnectionsThanItMay) {
-  const auto port = Listen({.connections = 8, .connections_per_peer = 2});
+  const auto port = Listen({.connections = 8, .connections_per_peer = 2, .free_connections = 2});
   auto first = std::make_unique<RawClient>(port->port());
   RawClient second(port->port());
   RawClient third(port->port());
   EXPECT_EQ(third.ReadAll(), "");  // closed at once
-  second.Send("GET /page HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+  second.Send("GET /page HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
   EXPECT_THAT(second.ReadAll(), HasSubstr("200 OK"));
 }
 
 TEST(HttpPort, SaysSoWhenItsPortIsTaken) {
   const auto port = Listen();
   const std::string address = absl::StrCat("127.0.0.1:", port->port());
-  const auto second = HttpPort::Listen(address, [](absl::string_view) { return std::nullopt; });
+  const auto second = HttpPort::Listen(address, {}, [](absl::string_view) { return std::nullopt; });
   EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(second.status().message(),
               AllOf(HasSubstr(address), HasSubstr("another process may have the port")));

@@ -6,21 +6,21 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
+#include "security/loopback.h"
 
 namespace signpost {
 
 absl::StatusOr<ListenAddresses> ResolveToListen(const std::string& address) {
-  const size_t colon = address.rfind(':');
-  absl::string_view host = absl::string_view(address).substr(0, colon);
-  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
+  const absl::StatusOr<HostAndPort> parsed = ParseAddress(address);
+  if (!parsed.ok()) return parsed.status();
+  // Without a host, and to connect to: this machine's loopback, which no resolver is asked about.
+  const bool is_localhost = parsed->host == "localhost";
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
+  hints.ai_flags = is_localhost ? 0 : AI_PASSIVE;
   addrinfo* found = nullptr;
-  const int error =
-      getaddrinfo(std::string(host).c_str(), address.c_str() + colon + 1, &hints, &found);
+  const int error = getaddrinfo(is_localhost ? nullptr : parsed->host.c_str(),
+                                absl::StrCat(parsed->port).c_str(), &hints, &found);
   if (error == 0) return ListenAddresses(found, &freeaddrinfo);
   return absl::UnavailableError(
       absl::StrCat("cannot listen on ", address, ": ", gai_strerror(error)));

@@ -16,8 +16,9 @@ namespace signpost {
 // A list of one at least.
 using ListenAddresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-// Of an address that CheckTransport accepts, but no unix: one. UNAVAILABLE when the host does not
-// resolve. Blocks for as long as the resolver does.
+// Of an address that CheckTransport accepts, but no unix: one. Of localhost all that loopback has,
+// whatever it resolves to. UNAVAILABLE when the host does not resolve. Blocks for as long as the
+// resolver does.
 absl::StatusOr<ListenAddresses> ResolveToListen(const std::string& address);
 
 // UNAVAILABLE: none of them can be had, for what errno says.

@@ -12,11 +12,12 @@ constexpr absl::Duration kLeastInterval = absl::Milliseconds(250);
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MetricsPort>> MetricsPort::Listen(
-    const std::string& address, std::function<Observation()> observe,
-    std::function<absl::Time()> now) {
+    const std::string& address, const std::vector<std::string>& names,
+    std::function<Observation()> observe, std::function<absl::Time()> now) {
   std::unique_ptr<MetricsPort> metrics(new MetricsPort(std::move(observe), std::move(now)));
   absl::StatusOr<std::unique_ptr<HttpPort>> port = HttpPort::Listen(
-      address, [metrics = metrics.get()](absl::string_view path) { return metrics->Find(path); });
+      address, names,
+      [metrics = metrics.get()](absl::string_view path) { return metrics->Find(path); });
   if (!port.ok()) return port.status();
   metrics->port_ = *std::move(port);
   return metrics;

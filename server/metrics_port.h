@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -25,8 +26,8 @@ class MetricsPort {
   // `observe` is called by one thread at a time, and at most every quarter of a second however many
   // ask: what came less than that before is told again. Errors as HttpPort's.
   static absl::StatusOr<std::unique_ptr<MetricsPort>> Listen(
-      const std::string& address, std::function<Observation()> observe,
-      std::function<absl::Time()> now = SteadyNow);
+      const std::string& address, const std::vector<std::string>& names,
+      std::function<Observation()> observe, std::function<absl::Time()> now = SteadyNow);
 
   uint16_t port() const { return port_->port(); }
 

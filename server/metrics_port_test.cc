@@ -27,7 +27,7 @@ class MetricsPortTest : public testing::Test {
       return absl::UnixEpoch() + absl::Milliseconds(milliseconds_.load());
     };
     absl::StatusOr<std::unique_ptr<MetricsPort>> port =
-        MetricsPort::Listen("127.0.0.1:0", observe, now);
+        MetricsPort::Listen("127.0.0.1:0", {}, observe, now);
     EXPECT_TRUE(port.ok()) << port.status();
     port_ = *std::move(port);
   }

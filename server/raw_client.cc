@@ -55,7 +55,8 @@ std::string RawClient::ReadAll() {
 
 std::string HttpGet(uint16_t port, const std::string& path) {
   RawClient client(port);
-  client.Send(absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
+  client.Send(
+      absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"));
   return client.ReadAll();
 }
 

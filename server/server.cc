@@ -1,5 +1,7 @@
 #include "server/server.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -162,8 +164,8 @@ absl::Status Server::ServeMetrics(const ServerOptions& options) {
   }
   absl::Status status = CheckTransport(options.metrics_listen, {.insecure = true});
   if (!status.ok()) return status;
-  absl::StatusOr<std::unique_ptr<MetricsPort>> metrics =
-      MetricsPort::Listen(options.metrics_listen, [this] { return Observe(); });
+  absl::StatusOr<std::unique_ptr<MetricsPort>> metrics = MetricsPort::Listen(
+      options.metrics_listen, options.metrics_hosts, [this] { return Observe(); });
   if (metrics.ok()) metrics_ = *std::move(metrics);
   return metrics.status();
 }
@@ -187,7 +189,9 @@ Observation Server::Observe() const {
 absl::Status Server::ServeUnixSocket(const std::string& address, grpc::ServerBuilder& builder) {
   int bound = 0;
   builder.AddListeningPort(address, security_->credentials(), &bound);
+  const mode_t mask = umask(0177);  // for this user only, from the beginning
   server_ = builder.BuildAndStart();
+  umask(mask);
   if (server_ != nullptr && bound != 0) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("cannot listen on ", address,
                                              ": another process may listen there, or the "

@@ -57,6 +57,8 @@ struct ServerOptions {
   // Where the metrics port listens, as `listen` but not unix:; beyond loopback too, since it takes
   // nothing and tells nothing secret. Empty: nowhere.
   std::string metrics_listen = {};
+  // Names by which browsers may ask there, as a proxy's: see IsOwnHost.
+  std::vector<std::string> metrics_hosts = {};
 };
 
 // Serves aggregator.proto and gRPC's health protocol until Drain or destruction. Thread-safe.

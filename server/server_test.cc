@@ -1,5 +1,11 @@
 #include "server/server.h"
 
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -15,6 +21,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
@@ -25,6 +32,20 @@
 #include "proto/failure_timeout.h"
 #include "server/raw_client.h"
 #include "server/test_job.h"
+
+namespace {
+bool is_localhost_elsewhere = false;  // for getaddrinfo, in this process
+}  // namespace
+
+extern "C" int getaddrinfo(const char* node, const char* service, const addrinfo* hints,
+                           addrinfo** found) {
+  using Function = int (*)(const char*, const char*, const addrinfo*, addrinfo**);
+  static const auto original = reinterpret_cast<Function>(dlsym(RTLD_NEXT, "getaddrinfo"));
+  if (is_localhost_elsewhere && node != nullptr && std::string(node) == "localhost") {
+    node = "127.0.0.2";
+  }
+  return original(node, service, hints, found);
+}
 
 namespace signpost {
 namespace {
@@ -60,6 +81,18 @@ grpc::Status Leave(AggregatorService::Stub& stub, uint64_t epoch,
   context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   LeaveResponse response;
   return stub.Leave(&context, request, &response);
+}
+
+bool IsRefused(const char* host, uint16_t port) {
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  inet_pton(AF_INET, host, &address.sin_addr);
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const bool is_refused =
+      connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0;
+  close(fd);
+  return is_refused;
 }
 
 std::string BytesOf(const grpc::ByteBuffer& buffer) {
@@ -186,6 +219,35 @@ TEST(Server, StartsOnAPortThatTheKernelChose) {
   EXPECT_NE(JoinAlone(*AggregatorService::NewStub(ConnectTo(**server))), 0);
 }
 
+// What this stands in for: a hosts file, or a name server, that has another address for localhost.
+TEST(Server, AsksNobodyWhatLocalhostIs) {
+  is_localhost_elsewhere = true;
+  auto server = Server::Start({.listen = "localhost:0", .metrics_listen = "localhost:0"});
+  is_localhost_elsewhere = false;
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_NE(JoinAlone(*AggregatorService::NewStub(ConnectTo(**server))), 0);
+  EXPECT_TRUE(IsRefused("127.0.0.2", (*server)->port()));
+  EXPECT_TRUE(IsRefused("127.0.0.2", (*server)->metrics_port()));
+}
+
+TEST(Server, ASocketInTheFileSystemIsForItsUserOnly) {
+  char directory[] = "/tmp/signpost-XXXXXX";
+  ASSERT_NE(mkdtemp(directory), nullptr);
+  const std::string path = absl::StrCat(directory, "/s");
+  const mode_t mask = umask(0);
+  absl::StatusOr<std::unique_ptr<Server>> server = Server::Start({.listen = "unix:" + path});
+  EXPECT_EQ(umask(mask), 0) << "it is as before";
+  ASSERT_TRUE(server.ok()) << server.status();
+  struct stat facts = {};
+  ASSERT_EQ(stat(path.c_str(), &facts), 0);
+  EXPECT_EQ(facts.st_mode & 0777, 0600);
+  server->reset();
+  rmdir(directory);
+  EXPECT_EQ(
+      Server::Start({.listen = "unix:" + path, .security = {.tls_dir = "tls"}}).status().code(),
+      absl::StatusCode::kInvalidArgument);
+}
+
 TEST(Server, ListensOnAUnixSocket) {
   char directory[] = "/tmp/signpost-XXXXXX";  // a socket's path has at most 107 characters
   ASSERT_NE(mkdtemp(directory), nullptr);
@@ -295,15 +357,19 @@ TEST(Server, HoldsProcessesForGoneThatAreNotHeardOfForSixFailureTimeoutsAfterARe
 }
 
 TEST(Server, TriesASnapshotThatFailsAgainEachSecondHoweverOftenOneIsDue) {
-  const std::string path = absl::StrCat(::testing::TempDir(), "/failing"), away = path + ".away";
-  for (const std::string& directory : {path, away}) std::filesystem::remove_all(directory);
+  const std::string path = absl::StrCat(::testing::TempDir(), "/failing");
+  std::filesystem::remove_all(path);
   absl::StatusOr<std::unique_ptr<Server>> server =
       Server::Start({.state_dir = path, .metrics_listen = "127.0.0.1:0"});
   ASSERT_TRUE(server.ok()) << server.status();
   AggregatorService::Stub stub(ConnectTo(**server));
   const uint64_t epoch = JoinAlone(stub);
   const absl::Time begin = absl::Now();
-  std::filesystem::rename(path, away);
+  std::vector<std::string> obstacles;  // directories where files are to be written
+  for (int sequence = 1; sequence <= 64; ++sequence) {
+    obstacles.push_back(absl::StrFormat("%s/%016x-%016x.snapshot.tmp", path, epoch, sequence));
+    std::filesystem::create_directory(obstacles.back());
+  }
   const auto failures = [&] {
     const std::string metrics = HttpGet((*server)->metrics_port(), "/metrics");
     return ValueOf(metrics, "signpost_snapshot_failures_total{shard=\"0\",job_name=\"job\"}");
@@ -313,7 +379,7 @@ TEST(Server, TriesASnapshotThatFailsAgainEachSecondHoweverOftenOneIsDue) {
               grpc::StatusCode::DEADLINE_EXCEEDED);
   }
   EXPECT_GE(absl::Now() - begin, absl::Milliseconds(1990));
-  std::filesystem::rename(away, path);
+  for (const std::string& obstacle : obstacles) std::filesystem::remove(obstacle);
   EXPECT_TRUE(Leave(stub, epoch).ok());
 }
 

@@ -79,7 +79,7 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& target, const FailureT
   // What nobody uses here costs processor time in every call.
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_ENABLE_CHANNELZ, 0);
-  return grpc::CreateCustomChannel(
+  return OpenChannel(
       target,
       security == nullptr ? grpc::InsecureChannelCredentials() : security->CredentialsFor(target),
       arguments);
