@@ -163,7 +163,7 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Start(const ListenerOptions&
   listener->service_ = std::make_unique<Service>(options);
   grpc::ServerBuilder builder;
   int port = 0;
-  builder.AddListeningPort(GrpcListenAddress(options.listen), listener->security_->credentials(),
+  builder.AddListeningPort(LocalhostByNumber(options.listen), listener->security_->credentials(),
                            &port);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetResourceQuota(grpc::ResourceQuota("doctor").SetMaxThreads(kMostThreads));

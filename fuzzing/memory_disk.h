@@ -3,6 +3,7 @@
 #ifndef SIGNPOST_FUZZING_MEMORY_DISK_H_
 #define SIGNPOST_FUZZING_MEMORY_DISK_H_
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "storage/disk.h"
 

@@ -102,7 +102,7 @@ std::string GrpcTarget(const std::string& address) {
   return absl::StrCat("ipv4:", number, ":", parsed->port);
 }
 
-std::string GrpcListenAddress(const std::string& address) {
+std::string LocalhostByNumber(const std::string& address) {
   const absl::StatusOr<HostAndPort> parsed = ParseAddress(address);
   const bool is_localhost = parsed.ok() && parsed->host == kLocalhost;
   return is_localhost ? absl::StrCat("127.0.0.1:", parsed->port) : address;

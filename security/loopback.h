@@ -33,8 +33,8 @@ absl::StatusOr<bool> IsLoopback(absl::string_view address);
 // localhost, and 127.1, for something else. Others, and malformed ones, as they are.
 std::string GrpcTarget(const std::string& address);
 
-// What gRPC listens on for that address: localhost by number.
-std::string GrpcListenAddress(const std::string& address);
+// The address, with 127.0.0.1 in place of localhost, for who listens on one number only.
+std::string LocalhostByNumber(const std::string& address);
 
 }  // namespace signpost
 

@@ -72,8 +72,8 @@ TEST(TransportSecurity, LoopbackIsConnectedToByNumber) {
   for (const char* address : {"host:5", "10.1.2.3:5", "[fe80::1]:5", "unix:/path", "localhost"}) {
     EXPECT_EQ(GrpcTarget(address), address);
   }
-  EXPECT_EQ(GrpcListenAddress("localhost:0"), "127.0.0.1:0");
-  EXPECT_EQ(GrpcListenAddress("host:5"), "host:5");
+  EXPECT_EQ(LocalhostByNumber("localhost:0"), "127.0.0.1:0");
+  EXPECT_EQ(LocalhostByNumber("host:5"), "host:5");
 }
 
 TEST(TransportSecurity, RefusesMalformedAddresses) {

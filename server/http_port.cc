@@ -112,7 +112,7 @@ absl::StatusOr<std::unique_ptr<HttpPort>> HttpPort::Listen(const std::string& ad
                                                            Find find, const HttpLimits& limits) {
   const absl::StatusOr<HostAndPort> parsed = ParseAddress(address);
   if (!parsed.ok()) return parsed.status();
-  const absl::StatusOr<ListenAddresses> resolved = ResolveToListen(address);
+  const absl::StatusOr<ListenAddresses> resolved = ResolveToListen(LocalhostByNumber(address));
   if (!resolved.ok()) return resolved.status();
   std::vector<std::string> own = names;
   own.push_back(parsed->host);

@@ -1,8 +1,11 @@
 // libFuzzer target: what an aggregator reads of its state directory when it starts.
 //
-//   input = kind (uint8: 0 a snapshot, 1 late rounds, 2 identity, 3 epochs) bytes
+//   input = kind (uint8: 0 a snapshot, 1 late rounds, 2 identity, 3 epochs, 4 what is in a
+//   directory
+//           of this machine) bytes
 //
-// Snapshots and late rounds as section_input.h has files, and once more as they are.
+// Snapshots and late rounds as section_input.h has files, and once more as they are. Directories as
+// crafted_directory.h has them.
 
 #include <google/protobuf/stubs/logging.h>
 
@@ -21,6 +24,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "fuzzing/crafted_directory.h"
 #include "fuzzing/memory_disk.h"
 #include "fuzzing/section_input.h"
 #include "fuzzing/seeds.h"
@@ -32,6 +36,7 @@
 namespace signpost {
 namespace {
 
+using fuzzing::CraftedDirectory;
 using fuzzing::FileOf;
 using fuzzing::InputOf;
 using fuzzing::MemoryDisk;
@@ -158,6 +163,40 @@ std::string LateFile(const LateRounds& rounds) {
   return disk.files["l"];
 }
 
+// Nothing outside is read or written, nothing is waited for, and each start is a generation.
+void TryRealDirectory(absl::string_view input) {
+  static const auto* const names = [] {
+    auto* made = new std::vector<CraftedDirectory::Name>;
+    const std::string identity = "signpost state 1\nshard 0 of 1\ngeneration 5\n";
+    const std::string epochs = "signpost epochs 1\n0000000000000007\n";
+    const std::string snapshot = WriteState(GoodState());
+    const std::string late = LateFile({{0, {{5, {0, 1}}}}});
+    for (const auto& [name, good] : {std::pair<std::string, std::string>{"identity", identity},
+                                     {"epochs", epochs},
+                                     {kSnapshotName, snapshot},
+                                     {"0000000000000007-0000000000000002.snapshot", snapshot},
+                                     {kLateName, late},
+                                     {"lock", ""},
+                                     {"sub/file", "?"}}) {
+      made->push_back({name, good});
+      made->push_back({name + ".tmp", good});
+      made->push_back({name + ".damaged", good});
+    }
+    return made;
+  }();
+  const CraftedDirectory crafted(input, *names);
+  for (const bool allow_error_reset : {false, true}) {
+    const auto directory = StateDir::Open(crafted.path(), {0, 1});
+    ABSL_RAW_CHECK(crafted.IsOutsideUnchanged(), "only the directory is opened");
+    if (!directory.ok()) return;
+    const auto recovered = (*directory)->Recover(allow_error_reset);
+    ABSL_RAW_CHECK(crafted.IsOutsideUnchanged(), "only the directory is read");
+    (*directory)->SaveLateRounds(7, {{0, {{5, {0}}}}}).IgnoreError();
+    if (recovered.ok()) (*directory)->Forget(7).IgnoreError();
+    ABSL_RAW_CHECK(crafted.IsOutsideUnchanged(), "only the directory is written to");
+  }
+}
+
 void TryInput(absl::string_view input) {
   // It has much to say about damage.
   [[maybe_unused]] static auto* const handler = google::protobuf::SetLogHandler(nullptr);
@@ -165,7 +204,7 @@ void TryInput(absl::string_view input) {
   const absl::string_view bytes = input.substr(1);
   const auto snapshots = {FileOf(kSnapshot, bytes), absl::StrCat(kSnapshot, bytes)};
   const auto late_rounds = {FileOf(kLate, bytes), absl::StrCat(kLate, bytes)};
-  switch (static_cast<uint8_t>(input[0]) % 4) {
+  switch (static_cast<uint8_t>(input[0]) % 5) {
     case 0:
       for (const std::string& file : snapshots) {
         TrySnapshot(file);
@@ -181,6 +220,9 @@ void TryInput(absl::string_view input) {
     case 2:
       TryDirectory({{"identity", std::string(bytes)}});
       break;
+    case 4:
+      TryRealDirectory(bytes);
+      break;
     default:
       TryDirectory({{"epochs", std::string(bytes)}, {kSnapshotName, WriteState(GoodState())}});
   }
@@ -193,7 +235,11 @@ std::vector<std::string> fuzzing::Seeds() {
   return {std::string(1, '\0') + InputOf(kSnapshot, WriteState(GoodState())),
           "\1" + InputOf(kLate, LateFile(late)),
           "\2signpost state 1\nshard 0 of 1\ngeneration 18446744073709551614\n",
-          "\3signpost epochs 1\n0000000000000007\n"};
+          "\3signpost epochs 1\n0000000000000007\n",
+          // Links at what is to be written, a pipe, a sparse file.
+          std::string("\4\1\0\0\2\1\0\2\4\0\4\6\0\6\11\0", 16),
+          // A good directory, in which a link leads out.
+          std::string("\4\1\0\0\1\3\0\1\6\0\3\22\0\2\3\0", 16)};
 }
 
 }  // namespace signpost

@@ -31,7 +31,8 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path, size_t most_b
   if (fstat(fd, &facts) != 0) return ReadError(path, errno);
   if (!S_ISREG(facts.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        path, ": it is no regular file, nor a link to one, as a pipe, of the shell's <(...), is"));
+        path,
+        ": it is no regular file, nor a link to one. A pipe, as the shell's <(...), is none"));
   }
   std::string contents(most_bytes + 1, '\0');
   size_t size = 0;

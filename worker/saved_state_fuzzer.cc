@@ -1,14 +1,16 @@
 // libFuzzer target: what a rank saved of itself, and the files of a checkpoint.
 //
 //   input = kind (uint8: 0 a rank's state, 1 its part, 2 the parameters, 3 a manifest, 4 a state's
-//           description) bytes
+//           description, 5 what is in a directory of this machine) bytes
 //
 // Files are tried as section_input.h has them, and once more as they are. A description is JSON.
+// Directories are as crafted_directory.h has them.
 
 #include <google/protobuf/stubs/logging.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,11 +20,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "fuzzing/crafted_directory.h"
 #include "fuzzing/memory_disk.h"
 #include "fuzzing/section_input.h"
 #include "fuzzing/seeds.h"
 #include "proto/checkpoint.pb.h"
 #include "proto/layout.h"
+#include "storage/disk.h"
 #include "storage/section_file.h"
 #include "worker/checkpoint_dir.h"
 #include "worker/checkpoint_file.h"
@@ -32,6 +36,7 @@
 namespace signpost {
 namespace {
 
+using fuzzing::CraftedDirectory;
 using fuzzing::FileOf;
 using fuzzing::InputOf;
 using fuzzing::MemoryDisk;
@@ -215,13 +220,47 @@ std::string ManifestFile() {
   return Written(writer);
 }
 
+// Nothing outside is read or written, and nothing is waited for.
+void TryRealDirectory(absl::string_view input) {
+  const CheckpointId id = {.step = 4, .attempt = 5}, next = {.step = 6, .attempt = 1};
+  const std::vector<CraftedDirectory::Name> names = {
+      {id.name() + "/manifest", ManifestFile()},
+      {id.name() + "/parameters", ParametersFile(GoodParameters())},
+      {id.name() + "/rank-1", RankFile(GoodRank())},
+      {id.name() + "/rank-1.sum", "?"},
+      {next.name() + "/parameters.tmp", "?"},
+      {next.name() + "/rank-1.tmp", "?"},
+      {next.name() + "/rank-1", "?"},
+      {next.name() + "/rank-1.failed.tmp", "?"},
+      {id.name(), "?"},
+      {next.name(), "?"}};
+  const CraftedDirectory crafted(input, names);
+  const std::unique_ptr<Disk> disk = OpenDirectory(crafted.path());
+  LoadNewestCheckpoint(*disk, TheWorker()).IgnoreError();
+  CheckpointDir directory(*disk);
+  directory.List().IgnoreError();
+  ABSL_RAW_CHECK(crafted.IsOutsideUnchanged(), "only the directory is read");
+  SectionWriter part(kCheckpointFirstLine);
+  AddRank(GoodRank(), part);
+  const absl::Status written = directory.WriteRank(next, 1, part, /*parameters_crc32c=*/0);
+  if (written.ok()) {
+    ABSL_RAW_CHECK(disk->Read(next.name() + "/rank-1", uint64_t{1} << 20).ok(), "it is there");
+  }
+  directory.WriteParameters(next, part).IgnoreError();
+  directory.WriteFailure(next, 1, 1, absl::UnknownError("?")).IgnoreError();
+  directory.RemoveUncommitted(id, 1).IgnoreError();
+  directory.Prune(next, {}).IgnoreError();
+  ABSL_RAW_CHECK(crafted.IsOutsideUnchanged(), "only the directory is written to");
+}
+
 void TryInput(absl::string_view input) {
   // It has much to say about damage.
   [[maybe_unused]] static auto* const handler = google::protobuf::SetLogHandler(nullptr);
   if (input.empty()) return;
   const absl::string_view bytes = input.substr(1);
-  const int kind = static_cast<uint8_t>(input[0]) % 5;
+  const int kind = static_cast<uint8_t>(input[0]) % 6;
   if (kind == 4) return TryDescription(std::string(bytes));
+  if (kind == 5) return TryRealDirectory(bytes);
   const absl::string_view first_line = kind == 0 ? kRankStateFirstLine : kCheckpointFirstLine;
   void (*const kTry[])(const std::string&) = {TryState, TryRank, TryParameters, TryManifest};
   kTry[kind](FileOf(first_line, bytes));
@@ -237,7 +276,9 @@ std::vector<std::string> fuzzing::Seeds() {
           "\1" + InputOf(kCheckpointFirstLine, RankFile(GoodRank())),
           "\2" + InputOf(kCheckpointFirstLine, ParametersFile(GoodParameters())),
           "\3" + InputOf(kCheckpointFirstLine, ManifestFile()),
-          "\4" + SavedState::Read(state)->Description()};
+          "\4" + SavedState::Read(state)->Description(),
+          std::string("\5\1\0\0\1\1\0\2\2\0\2\4\0\4\5\0\6\6\0", 19),
+          std::string("\5\3\10\0\3\11\0", 7)};
 }
 
 }  // namespace signpost
