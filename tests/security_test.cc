@@ -502,13 +502,16 @@ TEST_F(SecurityTest, AnExpiredCertificateIsRefusedAtTheStart) {
               AllOf(HasSubstr(aggregator_), HasSubstr("was valid until")));
 }
 
-TEST_F(SecurityTest, AUnixSocketIsInPlainTextForBothSides) {
+// There would be no identities, and nobody would say so.
+TEST_F(SecurityTest, AUnixSocketRefusesATlsDirectoryOnBothSides) {
   ServerOptions options;
   options.listen = absl::StrCat("unix:", directory_, "/socket");
   options.security.tls_dir = aggregator_;
-  const auto server = *Server::Start(options);
-  target_ = options.listen;
-  EXPECT_TRUE(AskStatus(*Connect(Certify("worker", "spiffe://signpost/worker"))).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(Server::Start(options).status()));
+  const std::string worker = Certify("worker", "spiffe://signpost/worker");
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      ClientSecurity::Open({.tls_dir = worker}, {options.listen}, [](const std::string&) {
+      }).status()));
 }
 
 TEST_F(SecurityTest, PlainTextBeyondLoopbackIsWarnedOfAtOnce) {
@@ -684,6 +687,7 @@ TEST_F(TokenTest, AreWantedWithMtlsOnly) {
   options.tokens.rules = Tokens().rules;
   EXPECT_THAT(Server::Start(options).status().message(), HasSubstr("no JWKS file"));
   options.tokens = Tokens();
+  options.security.tls_dir.clear();
   options.listen = absl::StrCat("unix:", directory_, "/socket");
   EXPECT_TRUE(absl::IsFailedPrecondition(Server::Start(options).status()));
 }

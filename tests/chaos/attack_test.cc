@@ -32,12 +32,14 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
+#include "proto/aggregator.grpc.pb.h"
 #include "proto/aggregator.pb.h"
 #include "proto/payload.h"
 #include "proto/steady_time.h"
@@ -574,6 +576,55 @@ TEST_F(AttackTest, FieldsThatGrpcCannotPrintDoNotEndTheAggregator) {
     }
   });
   EXPECT_GT(connections, 0);
+}
+
+// Of jobs that never begin, since their other rank never comes: as many as a certificate may name.
+TEST_F(AttackTest, ThousandsOfJoinsUnderOneCertificateAreHeldToTheLimitOfJobs) {
+  constexpr int kAtOnce = 500;
+  const auto security = SecurityOf("attacker");
+  AggregatorService::Stub stub(
+      OpenChannel(aggregator_->target(), security->CredentialsFor(aggregator_->target()), {}));
+  JoinRequest request;
+  request.set_world_size(2);
+  request.mutable_options()->set_block_elements(4096);
+  request.mutable_options()->set_chunk_elements(4096);
+  request.mutable_options()->set_gamma(1.35f);
+  request.set_shard_count(1);
+  for (int i = 0; i < 500; ++i) {  // 64 KiB of names
+    Tensor& tensor = *request.add_tensors();
+    tensor.set_name(absl::StrCat(std::string(120, 'x'), i));
+    tensor.add_shape(1);
+  }
+  uint64_t joins = 0, refused = 0;
+  const auto join = [&] {
+    struct Call {
+      grpc::ClientContext context;
+      JoinResponse response;
+      grpc::Status status;
+    };
+    std::vector<Call> calls(kAtOnce);
+    absl::BlockingCounter ended(kAtOnce);
+    for (Call& call : calls) {
+      request.set_job(absl::StrCat("other/", joins));
+      request.set_incarnation(++joins);
+      call.context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(1)));
+      stub.async()->Join(&call.context, &request, &call.response, [&](grpc::Status status) {
+        call.status = std::move(status);
+        ended.DecrementCount();
+      });
+    }
+    ended.Wait();
+    refused += absl::c_count_if(calls, [](const Call& call) {
+      return call.status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED;
+    });
+  };
+  TrainUnder([&] {
+    do {
+      join();
+    } while (joins < 3000);
+  });
+  EXPECT_GT(refused, 0);
+  RecordProperty("joins", static_cast<int>(joins));
 }
 
 // What a worker has said over the wire means nothing on another connection.
