@@ -50,6 +50,8 @@ constexpr Entry kVariables[] = {
      "Classes, as module:Class with commas in between, that an aggregator or the worker of a node "
      "may run as codecs in Python; SIGNPOST_PYTHON is the interpreter that runs them, python3 "
      "unless it is set."},
+    {"SIGNPOST_SHARED_DIRECTORIES",
+     "1: state and checkpoint directories that other users may write to are taken all the same."},
     {"SIGNPOST_FAILPOINT", "For tests: where a process dies, stops or dawdles."},
     {"GRPC_VERBOSITY", "Whether gRPC tells what it does: debug, info or error."},
 };

@@ -368,19 +368,21 @@ absl::Status CheckNobodyElseWrites(const std::string& path) {
   }
   std::string who;
   if (geteuid() != 0 && status.st_uid != geteuid() && status.st_uid != 0) {
-    who = absl::StrCat("it is of user ", status.st_uid, ", and this process of user ", geteuid());
+    who = absl::StrCat("it belongs to user ", status.st_uid, ", and this process to user ",
+                       geteuid());
   } else if (status.st_mode & S_IWOTH) {
     who = absl::StrFormat("its mode is %04o", status.st_mode & 07777);
   } else if ((status.st_mode & S_IWGRP) && status.st_gid != getegid()) {
-    who = absl::StrFormat("its mode is %04o, and it is of group %d, not of this process's",
+    who = absl::StrFormat("its mode is %04o, and its group, %d, is not this process's",
                           status.st_mode & 07777, status.st_gid);
   } else {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "others may write into the directory ", path, " (", who,
-      "), and so change or remove what is kept there. Take a directory of your own, or that right "
-      "from them (chmod go-w); where it is meant, set SIGNPOST_SHARED_DIRECTORIES=1"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("other users may write to the directory ", path, " (", who,
+                   "): they could change or remove what is kept there. Use a directory of your "
+                   "own, or take that "
+                   "right from them (chmod go-w). To allow it, set SIGNPOST_SHARED_DIRECTORIES=1"));
 }
 
 }  // namespace

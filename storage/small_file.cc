@@ -32,7 +32,7 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path, size_t most_b
   if (!S_ISREG(facts.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat(
         path,
-        ": it is no regular file, nor a link to one. A pipe, as the shell's <(...), is none"));
+        ": it is no regular file or link to one; a pipe, such as the shell's <(...), is neither"));
   }
   std::string contents(most_bytes + 1, '\0');
   size_t size = 0;

@@ -52,6 +52,19 @@ def test_links_lead_somewhere(path):
             assert anchor in anchors(target), link
 
 
+def test_each_test_that_the_security_page_names_is_there():
+    tests = set()
+    for path in tree(".cc"):
+        if path.name.endswith("_test.cc"):
+            tests.update(re.findall(r"TEST(?:_F|_P)?\((\w+),\s*(\w+)\)", path.read_text()))
+    page = prose(ROOT / "SECURITY.md")
+    named = set(re.findall(r"\b([A-Z]\w+(?:Test)?)\.([A-Z]\w+[a-z]\w*)\b", page))
+    assert len(named) > 30
+    assert named <= tests, named - tests
+    for directory, fuzzer in re.findall(r"\b(\w+)/(\w+_fuzzer)\b", page):
+        assert (ROOT / directory / f"{fuzzer}.cc").exists(), fuzzer
+
+
 ERRORS = ROOT / "docs/errors.md"
 
 

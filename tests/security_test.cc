@@ -493,6 +493,19 @@ TEST_F(SecurityTest, AnExpiringCertificateIsWarnedOf) {
   EXPECT_THAT(said_.Await("is valid for another"), HasSubstr("used without a restart"));
 }
 
+TEST_F(SecurityTest, AnExpiredCertificateKeepsItsConnectionAndMakesNoNewOne) {
+  Serve();
+  const absl::Duration lifetime = absl::Seconds(5);
+  const absl::Time issued = absl::Now();
+  const auto security = SecurityOf(Certify("short", "spiffe://signpost/observer", lifetime));
+  RawClient kept(target_, security);
+  EXPECT_EQ(kept.Call("/signpost.AggregatorService/Status", ""), grpc::StatusCode::OK);
+  absl::SleepFor(issued + lifetime + absl::Seconds(1) - absl::Now());
+  EXPECT_EQ(kept.Call("/signpost.AggregatorService/Status", ""), grpc::StatusCode::OK);
+  RawClient fresh(target_, security);
+  EXPECT_EQ(fresh.Call("/signpost.AggregatorService/Status", ""), grpc::StatusCode::UNAVAILABLE);
+}
+
 TEST_F(SecurityTest, AnExpiredCertificateIsRefusedAtTheStart) {
   aggregator_ = Certify("aggregator", "spiffe://signpost/aggregator", -absl::Seconds(1));
   const auto server = Server::Start({.security = {.tls_dir = aggregator_}});

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/base/internal/raw_logging.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
