@@ -45,7 +45,10 @@ absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::JoinOn(
     kernels::cuda::Gpu* gpu, const SessionOptions& options, const OptimizerOptions& optimizer,
     std::vector<Parameter> parameters) {
   std::unique_ptr<Disk> checkpoints;
-  if (!options.resume.empty()) checkpoints = OpenDirectory(options.resume);
+  if (!options.resume.empty()) {
+    if (absl::Status status = CheckNobodyElseWrites(options.resume); !status.ok()) return status;
+    checkpoints = OpenDirectory(options.resume);
+  }
   WorkerOptions worker_options = options.worker;
   worker_options.gpu = gpu;
   worker_options.parameters_may_differ = options.start_from_rank_0;
@@ -82,6 +85,7 @@ absl::Status WorkerSession::Checkpoint(const std::string& directory) {
 }
 
 absl::StatusOr<uint64_t> CheckpointStep(const std::string& directory) {
+  if (absl::Status status = CheckNobodyElseWrites(directory); !status.ok()) return status;
   absl::StatusOr<uint64_t> step = NewestCheckpointStep(*OpenDirectory(directory));
   if (!step.ok()) return InDirectory(directory, step.status());
   return step;

@@ -1,6 +1,7 @@
 #include "doctor/listener.h"
 
 #include <grpcpp/grpcpp.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
@@ -168,7 +169,9 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Start(const ListenerOptions&
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetResourceQuota(grpc::ResourceQuota("doctor").SetMaxThreads(kMostThreads));
   builder.RegisterService(listener->service_.get());
+  const mode_t mask = umask(0177);  // a socket in the file system is for this user only
   listener->server_ = builder.BuildAndStart();
+  umask(mask);
   if (listener->server_ == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat(
         "cannot listen on ", options.listen, ": another process may (ss -ltnp 'sport = :",

@@ -57,10 +57,11 @@ CraftedDirectory::CraftedDirectory(absl::string_view input, const std::vector<Na
 }
 
 bool CraftedDirectory::IsOutsideUnchanged() const {
-  const std::filesystem::directory_iterator names(outside_);
+  const std::filesystem::directory_iterator names(outside_), places(place_.path());
   std::ifstream victim(outside_ + "/victim");
   const std::string bytes{std::istreambuf_iterator<char>(victim), {}};
-  return std::distance(begin(names), end(names)) == 1 && bytes == kPrecious;
+  return std::distance(begin(names), end(names)) == 1 &&
+         std::distance(begin(places), end(places)) == 2 && bytes == kPrecious;
 }
 
 }  // namespace signpost::fuzzing

@@ -1,4 +1,4 @@
-// A directory of this machine in which somebody else has made things first.
+// A directory of this machine in which an attacker has made files, links and pipes beforehand.
 
 #ifndef SIGNPOST_FUZZING_CRAFTED_DIRECTORY_H_
 #define SIGNPOST_FUZZING_CRAFTED_DIRECTORY_H_
@@ -11,7 +11,7 @@
 
 namespace signpost::fuzzing {
 
-// It goes with its object.
+// The directory is removed with the object.
 //
 //   input = entry*
 //   entry = type (uint8) name (uint8) length (uint8) bytes
@@ -30,7 +30,7 @@ class CraftedDirectory {
 
   const std::string& path() const { return path_; }
 
-  // Whether what is outside has the bytes and the names that it had.
+  // Returns whether the file and the directory outside still have their bytes and names.
   bool IsOutsideUnchanged() const;
 
  private:

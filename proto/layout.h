@@ -147,12 +147,12 @@ class Layout {
 };
 
 // The chunk_elements for a job of so many elements, a multiple of block_elements: about 3/8 Mi to
-// 9/8 Mi, from 80 million elements on 5/8 to 2 Mi; and numbers of chunks that most numbers of shards
-// divide, or nearly. Links stand idle for as long as a shard's first chunk takes; but each chunk
-// costs a call, whatever is in it. Not by how many shards there are: what is skipped or late is so
-// by the chunk, and their number must not change that. A single worker mostly has its aggregator on
-// the same machine, where calls take more time than links do: 8 chunks, from 32 million elements on
-// of 4 Mi.
+// 9/8 Mi, from 80 million elements on 5/8 to 2 Mi; and numbers of chunks that most numbers of
+// shards divide, or nearly. Links stand idle for as long as a shard's first chunk takes; but each
+// chunk costs a call, whatever is in it. The number of shards does not count: rounds are skipped or
+// late chunk by chunk, and shards must not change that. A single worker mostly has its aggregator
+// on the same machine, where calls take longer than the link: its job has at most 8 chunks, and
+// from 36 Mi elements on chunks of 4 to 4.5 Mi.
 uint32_t SuitableChunkElements(uint64_t elements, uint32_t block_elements, uint32_t workers);
 
 // 1 for a scalar; UINT64_MAX when the product of the dimensions does not fit.

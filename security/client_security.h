@@ -37,7 +37,7 @@ class ClientSecurity {
   // not ask about others; empty: it may ask about all.
   std::string JobToAskAbout() const;
 
-  // For that target: a unix: one is in plain text. Must not be used after this object.
+  // Returns credentials for that target, which must not outlive this object.
   std::shared_ptr<grpc::ChannelCredentials> CredentialsFor(
       const std::string& target, TlsCredentials::To to = TlsCredentials::To::kAggregators) const;
 
@@ -48,8 +48,8 @@ class ClientSecurity {
   std::unique_ptr<PlainTextWarning> plain_text_warning_;  // or null
 };
 
-// Of grpc::CreateCustomChannel, to "host:port" or "unix:path": to loopback by number, whatever
-// gRPC's own resolver takes localhost for (loopback.h).
+// Calls grpc::CreateCustomChannel for "host:port" or "unix:path". Connects to loopback by number,
+// whatever gRPC's resolver takes localhost for (see GrpcTarget).
 std::shared_ptr<grpc::Channel> OpenChannel(
     const std::string& address, const std::shared_ptr<grpc::ChannelCredentials>& credentials,
     grpc::ChannelArguments arguments);

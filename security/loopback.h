@@ -1,4 +1,4 @@
-// What an address says: which other machines can reach it, and what gRPC is to make of it.
+// Parses addresses, and tells which of them only this machine can reach.
 
 #ifndef SIGNPOST_SECURITY_LOOPBACK_H_
 #define SIGNPOST_SECURITY_LOOPBACK_H_
@@ -11,29 +11,30 @@
 
 namespace signpost {
 
-// "unix:path", a socket in the file system.
+// Returns whether the address is "unix:path", a socket in the file system.
 bool IsUnixAddress(absl::string_view address);
 
-// Of "host:port" or "[IPv6]:port"; the host is without brackets.
+// The two parts of "host:port" or "[IPv6]:port". The host has no brackets.
 struct HostAndPort {
   std::string host;
   uint16_t port = 0;
 };
 
-// INVALID_ARGUMENT, with the address, for a malformed one.
+// Returns INVALID_ARGUMENT, with the address, for a malformed one.
 absl::StatusOr<HostAndPort> ParseAddress(absl::string_view address);
 
-// Whether only this machine can reach it: localhost, 127.0.0.0/8, ::1 and unix: addresses. No other
-// name is, whatever it resolves to now: later it may resolve to something else. And localhost is
-// never resolved, so that it is loopback whatever files and name servers say (RFC 6761, section
-// 6.3). Errors as ParseAddress's.
+// Returns whether only this machine can reach the address: localhost, 127.0.0.0/8, ::1 and unix:
+// addresses. No other name counts: a name that resolves to loopback now may resolve to another
+// address later. Signpost never resolves localhost, so localhost is loopback whatever the hosts
+// file and name servers say (RFC 6761, section 6.3). Fails as ParseAddress does.
 absl::StatusOr<bool> IsLoopback(absl::string_view address);
 
-// What gRPC connects to for that address: loopback by number, since its own resolver may take
-// localhost, and 127.1, for something else. Others, and malformed ones, as they are.
+// Returns the target that gRPC connects to for the address. Loopback is given by number, because
+// gRPC's resolver may take localhost, or 127.1, for another host. Other addresses are returned
+// unchanged, malformed ones too.
 std::string GrpcTarget(const std::string& address);
 
-// The address, with 127.0.0.1 in place of localhost, for who listens on one number only.
+// Returns the address with 127.0.0.1 in place of localhost, for servers that listen on one number.
 std::string LocalhostByNumber(const std::string& address);
 
 }  // namespace signpost

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/steady_time.h"
 #include "server/listen_addresses.h"
@@ -42,6 +43,9 @@ uint16_t PortOf(int fd) {
                                              : reinterpret_cast<sockaddr_in&>(address).sin_port);
 }
 
+// Both 127.0.0.1 and ::1, as far as this machine has them.
+bool IsLocalhost(const std::string& address) { return absl::StartsWith(address, "localhost:"); }
+
 // -1 with errno if it cannot be had. What is accepted inherits the options.
 int ListenOn(const addrinfo& entry, uint16_t port, int tcp_user_timeout_ms) {
   sockaddr_storage address = {};
@@ -60,7 +64,9 @@ int ListenOn(const addrinfo& entry, uint16_t port, int tcp_user_timeout_ms) {
       listen(fd, SOMAXCONN) == 0) {
     return fd;
   }
+  const int error = errno;
   close(fd);
+  errno = error;
   return -1;
 }
 
@@ -78,6 +84,8 @@ absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(const std::string& ad
     const uint16_t asked = ntohs(reinterpret_cast<const sockaddr_in*>(entry->ai_addr)->sin_port);
     const uint16_t port = acceptor->port_ != 0 ? acceptor->port_ : asked;
     const int fd = ListenOn(*entry, port, timeout_ms);
+    // Workers may ask another process there, if there is one.
+    if (fd < 0 && errno == EADDRINUSE && IsLocalhost(address)) return CannotListenError(address);
     if (fd < 0) continue;
     acceptor->listeners_.push_back(fd);
     acceptor->port_ = PortOf(fd);

@@ -28,35 +28,41 @@ void HttpConnections::Answered(int fd, absl::Time now) {
   found->second.since = now;
 }
 
-std::vector<int> HttpConnections::Overdue(absl::Time now) const {
+std::vector<int> HttpConnections::TakeOverdue(absl::Time now) {
   std::vector<int> overdue;
-  for (const auto& [fd, connection] : connections_) {
-    const absl::Duration most = connection.is_asked ? deadlines_.answer : deadlines_.request;
-    if (now >= connection.since + most) overdue.push_back(fd);
+  for (auto& [fd, connection] : connections_) {
+    const absl::Duration most = connection.is_asked ? limits_.answer : limits_.request;
+    if (connection.is_ended || now < connection.since + most) continue;
+    connection.is_ended = true;
+    overdue.push_back(fd);
   }
   return overdue;
 }
 
-std::optional<int> HttpConnections::ToMakeRoom(size_t most, int newcomer) const {
-  if (connections_.size() <= most) return std::nullopt;
-  std::map<std::string, size_t> waiting;  // connections by peer
+std::optional<int> HttpConnections::TakeOneToEnd(int newcomer) {
+  size_t all = 0;
+  std::map<std::string, size_t> by_peer;
   for (const auto& [fd, connection] : connections_) {
-    if (!connection.is_asked) ++waiting[connection.peer];
+    if (connection.is_ended) continue;
+    ++all;
+    ++by_peer[connection.peer];
   }
-  std::optional<int> chosen;
-  for (const auto& [fd, connection] : connections_) {
-    if (connection.is_asked || fd == newcomer) continue;
-    if (!chosen) {
-      chosen = fd;
-      continue;
-    }
-    const Connection& other = connections_.at(*chosen);
-    const size_t count = waiting[connection.peer], other_count = waiting[other.peer];
-    if (count > other_count || (count == other_count && connection.since < other.since)) {
-      chosen = fd;
-    }
+  std::string peer = connections_.at(newcomer).peer;
+  if (by_peer[peer] <= limits_.most_per_peer) {
+    if (all <= limits_.most) return std::nullopt;
+    const auto has_less = [](const auto& a, const auto& b) { return a.second < b.second; };
+    peer = absl::c_max_element(by_peer, has_less)->first;
   }
-  return chosen;
+  std::pair<const int, Connection>* chosen = nullptr;
+  for (auto& entry : connections_) {
+    const auto& [fd, connection] = entry;
+    if (connection.is_ended || connection.peer != peer || fd == newcomer) continue;
+    const auto order = [](const Connection& c) { return std::pair(c.is_asked, c.since); };
+    if (chosen == nullptr || order(connection) < order(chosen->second)) chosen = &entry;
+  }
+  if (chosen == nullptr) return std::nullopt;
+  chosen->second.is_ended = true;
+  return chosen->first;
 }
 
 bool IsOwnHost(const std::string& header, const std::vector<std::string>& names) {
@@ -75,8 +81,10 @@ bool IsOwnHost(const std::string& header, const std::vector<std::string>& names)
       absl::EqualsIgnoreCase(host, "localhost")) {
     return true;
   }
-  return absl::c_any_of(
-      names, [&](const std::string& name) { return absl::EqualsIgnoreCase(host, name); });
+  return absl::c_any_of(names, [&](absl::string_view name) {
+    absl::ConsumeSuffix(&name, ".");
+    return absl::EqualsIgnoreCase(host, name);
+  });
 }
 
 }  // namespace signpost

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "proto/steady_time.h"
 #include "security/loopback.h"
@@ -94,8 +95,7 @@ class HttpPort::Callbacks {
     socklen_t size = sizeof address;
     getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size);
     port.connections_.Begin(fd, PeerOf(address), SteadyNow());
-    const uint32_t most = port.limits_.connections - port.limits_.free_connections;
-    if (const std::optional<int> slow = port.connections_.ToMakeRoom(most, fd)) {
+    if (const std::optional<int> slow = port.connections_.TakeOneToEnd(fd)) {
       shutdown(*slow, SHUT_RDWR);
     }
   }
@@ -104,14 +104,21 @@ class HttpPort::Callbacks {
 HttpPort::HttpPort(std::vector<std::string> names, Find find, const HttpLimits& limits)
     : names_(std::move(names)),
       find_(std::move(find)),
-      limits_(limits),
-      connections_({.request = limits.request_timeout, .answer = limits.answer_timeout}) {}
+      connections_({.request = limits.request_timeout,
+                    .answer = limits.answer_timeout,
+                    .most = limits.connections - limits.free_connections,
+                    .most_per_peer = limits.connections_per_peer}) {}
 
 absl::StatusOr<std::unique_ptr<HttpPort>> HttpPort::Listen(const std::string& address,
                                                            const std::vector<std::string>& names,
                                                            Find find, const HttpLimits& limits) {
   const absl::StatusOr<HostAndPort> parsed = ParseAddress(address);
   if (!parsed.ok()) return parsed.status();
+  for (const std::string& name : names) {
+    if (!name.empty() && name.find_first_of(":/[] ") == std::string::npos) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", name, "' is no name that a browser may ask by: wanted a host's, without a port"));
+  }
   const absl::StatusOr<ListenAddresses> resolved = ResolveToListen(LocalhostByNumber(address));
   if (!resolved.ok()) return resolved.status();
   std::vector<std::string> own = names;
@@ -123,12 +130,10 @@ absl::StatusOr<std::unique_ptr<HttpPort>> HttpPort::Listen(const std::string& ad
     if (entry->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
     port->daemon_ = MHD_start_daemon(
         flags, /*port=*/0, /*accept=*/nullptr, nullptr, &Callbacks::Serve, port.get(),
-        MHD_OPTION_SOCK_ADDR, entry->ai_addr,                                        //
-        MHD_OPTION_NOTIFY_COMPLETED, &Callbacks::Completed, port.get(),              //
-        MHD_OPTION_NOTIFY_CONNECTION, &Callbacks::BeginsOrEnds, port.get(),          //
-        MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned int>(limits.connections),  //
-        MHD_OPTION_PER_IP_CONNECTION_LIMIT,
-        static_cast<unsigned int>(limits.connections_per_peer),                            //
+        MHD_OPTION_SOCK_ADDR, entry->ai_addr,                                              //
+        MHD_OPTION_NOTIFY_COMPLETED, &Callbacks::Completed, port.get(),                    //
+        MHD_OPTION_NOTIFY_CONNECTION, &Callbacks::BeginsOrEnds, port.get(),                //
+        MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned int>(limits.connections),        //
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, static_cast<size_t>(limits.connection_bytes),  //
         MHD_OPTION_END);
   }
@@ -141,7 +146,7 @@ absl::StatusOr<std::unique_ptr<HttpPort>> HttpPort::Listen(const std::string& ad
 void HttpPort::EndSlowOnes() {
   while (!stopping_.WaitForNotificationWithTimeout(kLookInterval)) {
     absl::MutexLock lock(&mutex_);
-    for (const int fd : connections_.Overdue(SteadyNow())) shutdown(fd, SHUT_RDWR);
+    for (const int fd : connections_.TakeOverdue(SteadyNow())) shutdown(fd, SHUT_RDWR);
   }
 }
 

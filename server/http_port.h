@@ -1,7 +1,7 @@
 // A port that answers questions over HTTP and takes nothing: GET and HEAD of the few paths that its
 // owner knows. A thread of its own serves all connections, so whoever holds one up holds up nobody
-// else, and another ends those that take too long. Plain text, without authentication: only what
-// anybody may know.
+// else; a second thread ends connections that take too long. Plain text, without authentication:
+// only what anybody may know.
 
 #ifndef SIGNPOST_SERVER_HTTP_PORT_H_
 #define SIGNPOST_SERVER_HTTP_PORT_H_
@@ -29,14 +29,14 @@ namespace signpost {
 struct HttpPage {
   std::string type;  // of the content
   std::string body;
-  // What a browser may do with it: nothing but show it.
+  // Content-Security-Policy: by default a browser may only show the page.
   std::string security_policy = "default-src 'none'; frame-ancestors 'none'";
 };
 
 struct HttpLimits {
-  uint32_t connections = 32;  // further ones wait until one of these ends
-  uint32_t connections_per_peer = 8;
-  uint32_t free_connections = 8;  // of them: slow ones are ended for a newcomer
+  uint32_t connections = 32;
+  uint32_t connections_per_peer = 8;  // for another one, the peer's slowest is ended
+  uint32_t free_connections = 8;      // of `connections`: for a newcomer, the slowest is ended
   absl::Duration request_timeout = absl::Seconds(10);  // for a request's line and headers
   absl::Duration answer_timeout = absl::Minutes(1);    // for a peer to take the answer
   uint32_t connection_bytes = 16 << 10;                // of a request's line and headers
@@ -48,8 +48,8 @@ class HttpPort {
   using Find = std::function<std::optional<HttpPage>(absl::string_view path)>;
 
   // On a "host:port" that CheckTransport accepts: on the first address that the host resolves to
-  // and that can be had, otherwise UNAVAILABLE. `names` are those by which it may be asked, besides
-  // the host, localhost and numbers: see IsOwnHost.
+  // and that can be had, otherwise UNAVAILABLE. INVALID_ARGUMENT for a name that is none. `names`
+  // are those by which it may be asked, besides the host, localhost and numbers: see IsOwnHost.
   static absl::StatusOr<std::unique_ptr<HttpPort>> Listen(const std::string& address,
                                                           const std::vector<std::string>& names,
                                                           Find find, const HttpLimits& limits = {});
@@ -67,7 +67,6 @@ class HttpPort {
 
   const std::vector<std::string> names_;
   const Find find_;
-  const HttpLimits limits_;
   absl::Mutex mutex_;
   HttpConnections connections_ ABSL_GUARDED_BY(mutex_);
   absl::Notification stopping_;

@@ -151,14 +151,24 @@ TEST(HttpPort, EndsConnectionsThatSayNothing) {
   EXPECT_NE(half.ReadAll(), "timeout");
 }
 
-TEST(HttpPort, TakesNoMoreConnectionsThanItMay) {
+TEST(HttpPort, EndsAPeersSlowestConnectionForItsNext) {
   const auto port = Listen({.connections = 8, .connections_per_peer = 2, .free_connections = 2});
-  auto first = std::make_unique<RawClient>(port->port());
+  RawClient first(port->port());
   RawClient second(port->port());
   RawClient third(port->port());
-  EXPECT_EQ(third.ReadAll(), "");  // closed at once
-  second.Send("GET /page HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-  EXPECT_THAT(second.ReadAll(), HasSubstr("200 OK"));
+  EXPECT_EQ(first.ReadAll(), "");
+  for (RawClient* client : {&second, &third}) {
+    client->Send("GET /page HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    EXPECT_THAT(client->ReadAll(), HasSubstr("200 OK"));
+  }
+}
+
+TEST(HttpPort, RefusesANameThatIsNone) {
+  for (const char* name : {"", "metrics.example:443", "http://metrics.example"}) {
+    const auto port =
+        HttpPort::Listen("127.0.0.1:0", {name}, [](absl::string_view) { return std::nullopt; });
+    EXPECT_EQ(port.status().code(), absl::StatusCode::kInvalidArgument) << name;
+  }
 }
 
 TEST(HttpPort, SaysSoWhenItsPortIsTaken) {

@@ -19,8 +19,8 @@
 #include "proto/steady_time.h"
 #include "security/loopback.h"
 #include "server/call_limit.h"
-#include "server/memory_limit.h"
 #include "server/service.h"
+#include "storage/memory_limit.h"
 
 namespace signpost {
 namespace {

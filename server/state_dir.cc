@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -103,6 +104,11 @@ absl::StatusOr<int> Lock(const std::string& directory) {
   if (fd < 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("cannot open ", path, ": ", std::strerror(errno)));
+  }
+  struct stat facts;
+  if (fstat(fd, &facts) != 0 || !S_ISREG(facts.st_mode)) {
+    close(fd);
+    return absl::FailedPreconditionError(absl::StrCat(path, " is no regular file"));
   }
   while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
     if (errno == EINTR) continue;

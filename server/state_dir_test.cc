@@ -122,6 +122,9 @@ TEST_F(StateDirTest, IsNotOpenedWhereItsIdentityOrLockIsNoFile) {
   std::filesystem::remove(path_ + "/lock");
   std::filesystem::create_symlink("/dev/null", path_ + "/lock");
   EXPECT_THAT(error().message(), HasSubstr("/lock: Too many levels of symbolic links"));
+  std::filesystem::remove(path_ + "/lock");
+  ASSERT_EQ(mkfifo((path_ + "/lock").c_str(), 0600), 0);
+  EXPECT_THAT(error().message(), HasSubstr("/lock is no regular file"));
 }
 
 TEST_F(StateDirTest, CanBeAskedWhoseItIsWithoutBeingServed) {

@@ -163,7 +163,7 @@ std::string LateFile(const LateRounds& rounds) {
   return disk.files["l"];
 }
 
-// Nothing outside is read or written, nothing is waited for, and each start is a generation.
+// Nothing outside is changed, and nothing is waited for.
 void TryRealDirectory(absl::string_view input) {
   static const auto* const names = [] {
     auto* made = new std::vector<CraftedDirectory::Name>;
@@ -187,13 +187,13 @@ void TryRealDirectory(absl::string_view input) {
   const CraftedDirectory crafted(input, *names);
   for (const bool allow_error_reset : {false, true}) {
     const auto directory = StateDir::Open(crafted.path(), {0, 1});
-    ABSL_RAW_CHECK(crafted.IsOutsideUnchanged(), "only the directory is opened");
+    ABSL_RAW_CHECK(crafted.IsOutsideUnchanged(), "nothing outside is changed");
     if (!directory.ok()) return;
     const auto recovered = (*directory)->Recover(allow_error_reset);
-    ABSL_RAW_CHECK(crafted.IsOutsideUnchanged(), "only the directory is read");
+    ABSL_RAW_CHECK(crafted.IsOutsideUnchanged(), "nothing outside is changed");
     (*directory)->SaveLateRounds(7, {{0, {{5, {0}}}}}).IgnoreError();
     if (recovered.ok()) (*directory)->Forget(7).IgnoreError();
-    ABSL_RAW_CHECK(crafted.IsOutsideUnchanged(), "only the directory is written to");
+    ABSL_RAW_CHECK(crafted.IsOutsideUnchanged(), "nothing outside is changed");
   }
 }
 

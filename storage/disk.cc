@@ -18,6 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "failpoint/failpoint.h"
 #include "storage/block_vector.h"
+#include "storage/memory_limit.h"
 
 namespace signpost {
 namespace {
@@ -33,7 +34,7 @@ absl::Status SystemError(absl::string_view what, const std::string& path) {
   return absl::UnavailableError(text);
 }
 
-// What a file system may have at its root, for nobody but root to see.
+// A directory that mkfs makes at the root of a file system. Only root may look into it.
 constexpr absl::string_view kLostAndFound = "lost+found";
 
 // Closes the descriptor when it goes out of scope.
@@ -138,10 +139,8 @@ absl::Status NotRegularError(const std::string& path) {
   return absl::DataLossError(absl::StrCat(path, " is no regular file"));
 }
 
-// More than that no file may have that is read as a whole.
-uint64_t BytesOfMemory() {
-  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-}
+// A file that is larger is compared with the memory before it is read.
+constexpr uint64_t kLargeFileBytes = uint64_t{64} << 20;
 
 // Links are followed on the way to the directory, and never in it.
 class Directory final : public Disk {
@@ -160,7 +159,9 @@ class Directory final : public Disk {
     const absl::StatusOr<Place> place = Find(name);
     if (!place.ok()) return place.status();
     // Whatever is there, it is not written to: it may be a link, or a pipe that nobody reads.
-    unlinkat(place->directory(), place->name.c_str(), 0);
+    if (unlinkat(place->directory(), place->name.c_str(), 0) != 0 && errno != ENOENT) {
+      return SystemError("replace", PathOf(name));
+    }
     Descriptor created(openat(place->directory(), place->name.c_str(),
                               O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!created.ok()) return SystemError("create", PathOf(name));
@@ -200,6 +201,7 @@ class Directory final : public Disk {
     absl::StatusOr<std::vector<std::string>> names = NamesIn(".", path_);
     if (!names.ok()) return names.status();
     for (const std::string& name : *names) {
+      if (name == kLostAndFound) continue;
       const absl::StatusOr<bool> is_directory = IsDirectory(name);
       if (!is_directory.ok()) return is_directory.status();
       if (!*is_directory) continue;
@@ -219,9 +221,14 @@ class Directory final : public Disk {
     if (!file.ok() || fstat(file.get(), &status) != 0) return SystemError("open", PathOf(name));
     if (!S_ISREG(status.st_mode)) return NotRegularError(PathOf(name));
     const uint64_t bytes = status.st_size;
-    if (most_bytes = std::min(most_bytes, BytesOfMemory()); bytes > most_bytes) {
+    if (bytes > most_bytes) {
       return absl::DataLossError(absl::StrCat(PathOf(name), " has ", bytes, " bytes; ", most_bytes,
                                               " are the most that such a file may have"));
+    }
+    // Its reader makes something of about the same size of it.
+    if (bytes > kLargeFileBytes && bytes > MemoryLimit() / 2) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          PathOf(name), " has ", bytes, " bytes, more than half of the memory of this process"));
     }
     std::string contents(bytes, '\0');
     size_t size = 0;
@@ -272,12 +279,12 @@ class Directory final : public Disk {
   }
 
  private:
-  // Where a file is, or is to be.
+  // A file's open directory and its name in there.
   struct Place {
     int directory() const { return parent.ok() ? parent.get() : root; }
 
     int root;
-    Descriptor parent;  // of a file in a subdirectory
+    Descriptor parent;  // the subdirectory, if the file is in one
     std::string name;
   };
 
@@ -318,7 +325,7 @@ class Directory final : public Disk {
         openat(root_.get(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   }
 
-  // False too of links, and of what went meanwhile.
+  // Returns false for links too, and for what was removed meanwhile.
   absl::StatusOr<bool> IsDirectory(const std::string& name) const {
     struct stat status;
     if (fstatat(root_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) {
@@ -358,7 +365,8 @@ class Directory final : public Disk {
   const absl::Status opened_;
 };
 
-// Whether only this user, and root, may write there.
+}  // namespace
+
 absl::Status CheckNobodyElseWrites(const std::string& path) {
   const char* const is_meant = std::getenv("SIGNPOST_SHARED_DIRECTORIES");
   struct stat status;
@@ -384,8 +392,6 @@ absl::Status CheckNobodyElseWrites(const std::string& path) {
                    "own, or take that "
                    "right from them (chmod go-w). To allow it, set SIGNPOST_SHARED_DIRECTORIES=1"));
 }
-
-}  // namespace
 
 absl::Status Replace(Disk& disk, const std::string& name,
                      absl::Span<const absl::string_view> parts) {

@@ -1,6 +1,6 @@
-// What durable state needs of a file system: a directory of files. A name may be
-// "subdirectory/file"; subdirectories come with their first file and go with their last. Tests put
-// one that tears, fills up and forgets in its place.
+// A directory of files, as snapshots and checkpoints need one. A name is "file" or
+// "subdirectory/file". A subdirectory is created with its first file and removed with its last.
+// Tests replace the disk by one that tears files, fills up and forgets.
 
 #ifndef SIGNPOST_STORAGE_DISK_H_
 #define SIGNPOST_STORAGE_DISK_H_
@@ -40,7 +40,8 @@ class Disk {
   // Returns when the names of all files survive a crash.
   virtual absl::Status SyncDirectory() = 0;
 
-  // DATA_LOSS for more bytes than that, or than memory has, and for what is no regular file.
+  // Returns DATA_LOSS for more bytes than that and for what is no regular file, and
+  // RESOURCE_EXHAUSTED for more than half of the memory.
   virtual absl::StatusOr<std::string> Read(const std::string& name, uint64_t most_bytes) = 0;
   virtual absl::StatusOr<std::vector<std::string>> List() = 0;  // sorted
   virtual absl::Status Remove(const std::string& name) = 0;
@@ -55,12 +56,16 @@ absl::Status Replace(Disk& disk, const std::string& name,
 
 // Creates the directory, and those that it is in, if need be; once this has returned they survive a
 // crash. RESOURCE_EXHAUSTED when the disk is full, else FAILED_PRECONDITION, says what the system
-// said; also for a directory into which others than this user, his group and root may write, unless
-// SIGNPOST_SHARED_DIRECTORIES is 1.
+// said. Fails as CheckNobodyElseWrites does too.
 absl::Status MakeDirectory(const std::string& path);
 
+// Returns FAILED_PRECONDITION if the directory is there and users other than this process's, its
+// group and root may write to it, unless SIGNPOST_SHARED_DIRECTORIES is 1. Looks at owner and mode
+// of that directory alone. A process of root accepts any owner.
+absl::Status CheckNobodyElseWrites(const std::string& path);
+
 // A directory of this machine, which must exist: otherwise each call says so. Whatever lies in it,
-// nothing else is written to or read: links in it are not followed.
+// nothing else is written to or read: symbolic links in it are not followed.
 std::unique_ptr<Disk> OpenDirectory(const std::string& path);
 
 }  // namespace signpost

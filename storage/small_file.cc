@@ -14,7 +14,14 @@
 namespace signpost {
 namespace {
 
+absl::Status NotRegularError(const std::string& path) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      path,
+      ": it is no regular file or link to one; a pipe, such as the shell's <(...), is neither"));
+}
+
 absl::Status ReadError(const std::string& path, int error) {
+  if (error == ENXIO) return NotRegularError(path);  // a socket
   const std::string message = absl::StrCat(path, ": ", std::strerror(error));
   return error == ENOENT || error == ENOTDIR ? absl::NotFoundError(message)
                                              : absl::PermissionDeniedError(message);
@@ -23,17 +30,13 @@ absl::Status ReadError(const std::string& path, int error) {
 }  // namespace
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, size_t most_bytes) {
-  // Which a pipe without a writer would not return from otherwise.
+  // O_NONBLOCK: opening a pipe without a writer would block.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return ReadError(path, errno);
   const absl::Cleanup closer = [fd] { close(fd); };
   struct stat facts = {};
   if (fstat(fd, &facts) != 0) return ReadError(path, errno);
-  if (!S_ISREG(facts.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path,
-        ": it is no regular file or link to one; a pipe, such as the shell's <(...), is neither"));
-  }
+  if (!S_ISREG(facts.st_mode)) return NotRegularError(path);
   std::string contents(most_bytes + 1, '\0');
   size_t size = 0;
   while (size < contents.size()) {

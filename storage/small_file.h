@@ -10,8 +10,9 @@
 
 namespace signpost {
 
-// All of it. With the path: NOT_FOUND when it is not there, PERMISSION_DENIED when it may not be
-// read, INVALID_ARGUMENT when it has more bytes than that, or is no regular file nor a link to one.
+// Returns the whole file. Errors name the path: NOT_FOUND when there is none, PERMISSION_DENIED
+// when this process may not read it, INVALID_ARGUMENT when it has more than `most_bytes` bytes, or
+// is neither a regular file nor a link to one.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
                                           size_t most_bytes = size_t{1} << 20);
 

@@ -189,8 +189,10 @@ absl::Status WriteTrace(const Timeline& timeline, const std::string& path) {
     const int created =
         open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     std::ofstream file;
-    if (created >= 0) file.open(temporary, std::ios::binary);
-    if (created >= 0) close(created);
+    if (created >= 0) {
+      file.open(absl::StrCat("/proc/self/fd/", created), std::ios::binary);  // not by name again
+      close(created);
+    }
     WriteChromeTrace(timeline, file);
     file.close();
     if (file && std::rename(temporary.c_str(), target.c_str()) == 0) return absl::OkStatus();

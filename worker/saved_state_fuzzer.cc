@@ -221,7 +221,7 @@ std::string ManifestFile() {
   return Written(writer);
 }
 
-// Nothing outside is read or written, and nothing is waited for.
+// Nothing outside is changed, and nothing is waited for.
 void TryRealDirectory(absl::string_view input) {
   const CheckpointId id = {.step = 4, .attempt = 5}, next = {.step = 6, .attempt = 1};
   const std::vector<CraftedDirectory::Name> names = {
@@ -240,7 +240,7 @@ void TryRealDirectory(absl::string_view input) {
   LoadNewestCheckpoint(*disk, TheWorker()).IgnoreError();
   CheckpointDir directory(*disk);
   directory.List().IgnoreError();
-  ABSL_RAW_CHECK(crafted.IsOutsideUnchanged(), "only the directory is read");
+  ABSL_RAW_CHECK(crafted.IsOutsideUnchanged(), "nothing outside is changed");
   SectionWriter part(kCheckpointFirstLine);
   AddRank(GoodRank(), part);
   const absl::Status written = directory.WriteRank(next, 1, part, /*parameters_crc32c=*/0);
@@ -251,7 +251,7 @@ void TryRealDirectory(absl::string_view input) {
   directory.WriteFailure(next, 1, 1, absl::UnknownError("?")).IgnoreError();
   directory.RemoveUncommitted(id, 1).IgnoreError();
   directory.Prune(next, {}).IgnoreError();
-  ABSL_RAW_CHECK(crafted.IsOutsideUnchanged(), "only the directory is written to");
+  ABSL_RAW_CHECK(crafted.IsOutsideUnchanged(), "nothing outside is changed");
 }
 
 void TryInput(absl::string_view input) {

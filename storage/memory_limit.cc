@@ -1,4 +1,4 @@
-#include "server/memory_limit.h"
+#include "storage/memory_limit.h"
 
 #include <unistd.h>
 

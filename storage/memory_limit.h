@@ -1,7 +1,7 @@
 // How much memory this process may have.
 
-#ifndef SIGNPOST_SERVER_MEMORY_LIMIT_H_
-#define SIGNPOST_SERVER_MEMORY_LIMIT_H_
+#ifndef SIGNPOST_STORAGE_MEMORY_LIMIT_H_
+#define SIGNPOST_STORAGE_MEMORY_LIMIT_H_
 
 #include <cstdint>
 #include <string>
@@ -20,4 +20,4 @@ uint64_t MemoryLimit(const ControlGroups& groups = {});
 
 }  // namespace signpost
 
-#endif  // SIGNPOST_SERVER_MEMORY_LIMIT_H_
+#endif  // SIGNPOST_STORAGE_MEMORY_LIMIT_H_
