@@ -359,8 +359,10 @@ TEST_F(SecurityTest, CredentialsOfTheSameFilesTakeNoMoreDescriptors) {
       return absl::StrContains(read_symlink(descriptor.path(), gone).string(), "signpost-tls");
     });
   };
+  constexpr int kRounds = 20;
   const auto first = load();
-  for (int round = 0; round < 5; ++round) EXPECT_LE(load(), first);
+  for (int round = 1; round < kRounds; ++round) load();
+  EXPECT_LT(load(), first + kRounds);  // gRPC may have some open just now, to look for changes
 }
 
 // As if a worker's certificate had been stolen, to pose as an aggregator with a server of one's

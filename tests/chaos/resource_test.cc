@@ -179,7 +179,7 @@ INSTANTIATE_TEST_SUITE_P(EachKind, DamageTest, ::testing::Values(CutInHalf, Flip
 bool MountSmallDisk(const std::string& directory) {
   return unshare(CLONE_NEWNS) == 0 &&
          mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-         mount("signpost", directory.c_str(), "tmpfs", 0, "size=512k") == 0;
+         mount("signpost", directory.c_str(), "tmpfs", 0, "size=512k,mode=700") == 0;
 }
 
 JobStatus StatusOf(const Supervised& shard) {
