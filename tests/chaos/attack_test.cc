@@ -619,11 +619,12 @@ TEST_F(AttackTest, ThousandsOfJoinsUnderOneCertificateAreHeldToTheLimitOfJobs) {
       return absl::StrContains(call.status.error_message(), "--max-jobs");
     });
   };
-  TrainUnder([&] {
+  const auto attack = [&] {
     do {
       join();
     } while (joins < 3000);
-  });
+  };
+  TrainUnder(attack, kLargeMemoryBudget);
   EXPECT_GT(refused, 0);
   RecordProperty("joins", static_cast<int>(joins));
 }
