@@ -1,7 +1,6 @@
 #include "doctor/listener.h"
 
 #include <grpcpp/grpcpp.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
@@ -25,6 +24,7 @@
 #include "proto/version.h"
 #include "security/client_security.h"
 #include "security/loopback.h"
+#include "security/private_umask.h"
 
 namespace signpost::doctor {
 namespace {
@@ -169,9 +169,10 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Start(const ListenerOptions&
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetResourceQuota(grpc::ResourceQuota("doctor").SetMaxThreads(kMostThreads));
   builder.RegisterService(listener->service_.get());
-  const mode_t mask = umask(0177);  // a socket in the file system is for this user only
-  listener->server_ = builder.BuildAndStart();
-  umask(mask);
+  {
+    const PrivateUmask for_socket;
+    listener->server_ = builder.BuildAndStart();
+  }
   if (listener->server_ == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat(
         "cannot listen on ", options.listen, ": another process may (ss -ltnp 'sport = :",

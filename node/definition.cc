@@ -148,7 +148,7 @@ absl::StatusOr<Layout> LayOut(const Definition& definition) {
   if (options.chunk_elements() == 0) {
     uint64_t elements = 0;
     for (const Tensor& tensor : tensors) elements += ElementCount(tensor);
-    // Of the means over a node's processes; what the worker exchanges has chunks of its own.
+    // These chunks are for the means over a node's processes. The worker's exchange has its own.
     options.set_chunk_elements(
         SuitableChunkElements(elements, options.block_elements(), /*workers=*/2));
   }

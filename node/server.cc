@@ -1,7 +1,6 @@
 #include "node/server.h"
 
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -20,6 +19,7 @@
 #include "grpcpp/grpcpp.h"
 #include "node/service.h"
 #include "proto/steady_time.h"
+#include "security/private_umask.h"
 
 namespace signpost::node {
 namespace {
@@ -99,9 +99,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   int bound = 0;
   // In the place of what a process that has died has left there.
   builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &bound);
-  const mode_t mask = umask(0177);
-  server->server_ = builder.BuildAndStart();
-  umask(mask);
+  {
+    const PrivateUmask for_socket;
+    server->server_ = builder.BuildAndStart();
+  }
   if (server->server_ != nullptr && bound != 0) return server;
   return absl::UnavailableError(
       absl::StrCat(cannot, "something that is no socket may be at the path"));

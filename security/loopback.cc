@@ -78,6 +78,11 @@ absl::StatusOr<HostAndPort> ParseAddress(absl::string_view address) {
   return HostAndPort{std::string(host), static_cast<uint16_t>(number)};
 }
 
+bool IsLocalhost(absl::string_view address) {
+  const absl::StatusOr<HostAndPort> parsed = ParseAddress(address);
+  return parsed.ok() && parsed->host == kLocalhost;
+}
+
 absl::StatusOr<bool> IsLoopback(absl::string_view address) {
   if (IsUnixAddress(address)) return true;
   const absl::StatusOr<HostAndPort> parsed = ParseAddress(address);

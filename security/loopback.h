@@ -23,6 +23,9 @@ struct HostAndPort {
 // Returns INVALID_ARGUMENT, with the address, for a malformed one.
 absl::StatusOr<HostAndPort> ParseAddress(absl::string_view address);
 
+// Returns whether the host of the address is localhost.
+bool IsLocalhost(absl::string_view address);
+
 // Returns whether only this machine can reach the address: localhost, 127.0.0.0/8, ::1 and unix:
 // addresses. No other name counts: a name that resolves to loopback now may resolve to another
 // address later. Signpost never resolves localhost, so localhost is loopback whatever the hosts

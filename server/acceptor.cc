@@ -12,9 +12,9 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/steady_time.h"
+#include "security/loopback.h"
 #include "server/listen_addresses.h"
 
 namespace signpost {
@@ -42,9 +42,6 @@ uint16_t PortOf(int fd) {
   return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
                                              : reinterpret_cast<sockaddr_in&>(address).sin_port);
 }
-
-// Both 127.0.0.1 and ::1, as far as this machine has them.
-bool IsLocalhost(const std::string& address) { return absl::StartsWith(address, "localhost:"); }
 
 // -1 with errno if it cannot be had. What is accepted inherits the options.
 int ListenOn(const addrinfo& entry, uint16_t port, int tcp_user_timeout_ms) {
@@ -84,7 +81,7 @@ absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Listen(const std::string& ad
     const uint16_t asked = ntohs(reinterpret_cast<const sockaddr_in*>(entry->ai_addr)->sin_port);
     const uint16_t port = acceptor->port_ != 0 ? acceptor->port_ : asked;
     const int fd = ListenOn(*entry, port, timeout_ms);
-    // Workers may ask another process there, if there is one.
+    // Another process has one of localhost's two addresses: workers could connect to that process.
     if (fd < 0 && errno == EADDRINUSE && IsLocalhost(address)) return CannotListenError(address);
     if (fd < 0) continue;
     acceptor->listeners_.push_back(fd);

@@ -13,8 +13,8 @@ namespace signpost {
 absl::StatusOr<ListenAddresses> ResolveToListen(const std::string& address) {
   const absl::StatusOr<HostAndPort> parsed = ParseAddress(address);
   if (!parsed.ok()) return parsed.status();
-  // Without a host, and to connect to: this machine's loopback, which no resolver is asked about.
-  const bool is_localhost = parsed->host == "localhost";
+  // Without a host and AI_PASSIVE, getaddrinfo returns loopback's addresses and asks no resolver.
+  const bool is_localhost = IsLocalhost(address);
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = is_localhost ? 0 : AI_PASSIVE;

@@ -16,9 +16,9 @@ namespace signpost {
 // A list of one at least.
 using ListenAddresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-// Of an address that CheckTransport accepts, but no unix: one. Of localhost all that loopback has,
-// whatever it resolves to. UNAVAILABLE when the host does not resolve. Blocks for as long as the
-// resolver does.
+// Resolves an address that CheckTransport accepts and that is no unix: one. Returns both of
+// loopback's addresses for localhost, without a resolver. Returns UNAVAILABLE when the host does
+// not resolve. Blocks for as long as the resolver does.
 absl::StatusOr<ListenAddresses> ResolveToListen(const std::string& address);
 
 // UNAVAILABLE: none of them can be had, for what errno says.

@@ -1,7 +1,5 @@
 #include "server/server.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -18,6 +16,7 @@
 #include "proto/payload_pool.h"
 #include "proto/steady_time.h"
 #include "security/loopback.h"
+#include "security/private_umask.h"
 #include "server/call_limit.h"
 #include "server/service.h"
 #include "storage/memory_limit.h"
@@ -189,9 +188,10 @@ Observation Server::Observe() const {
 absl::Status Server::ServeUnixSocket(const std::string& address, grpc::ServerBuilder& builder) {
   int bound = 0;
   builder.AddListeningPort(address, security_->credentials(), &bound);
-  const mode_t mask = umask(0177);  // for this user only, from the beginning
-  server_ = builder.BuildAndStart();
-  umask(mask);
+  {
+    const PrivateUmask for_socket;
+    server_ = builder.BuildAndStart();
+  }
   if (server_ != nullptr && bound != 0) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("cannot listen on ", address,
                                              ": another process may listen there, or the "

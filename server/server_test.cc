@@ -219,7 +219,7 @@ TEST(Server, StartsOnAPortThatTheKernelChose) {
   EXPECT_NE(JoinAlone(*AggregatorService::NewStub(ConnectTo(**server))), 0);
 }
 
-// What this stands in for: a hosts file, or a name server, that has another address for localhost.
+// 127.0.0.2 stands for what a hosts file or a name server may have for localhost.
 TEST(Server, AsksNobodyWhatLocalhostIs) {
   is_localhost_elsewhere = true;
   auto server = Server::Start({.listen = "localhost:0", .metrics_listen = "localhost:0"});

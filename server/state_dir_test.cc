@@ -89,7 +89,7 @@ class StateDirTest : public ::testing::Test {
   const std::string path_;
 };
 
-// What it is asked to write over, to wait for, or to take into memory, by whoever made it before.
+// An attacker has made links and a pipe under the names of the directory's files.
 TEST_F(StateDirTest, OpensNoFileThatIsNoneOfItsOwn) {
   std::filesystem::create_directories(path_);
   const std::string victim = ::testing::TempDir() + "/victim";

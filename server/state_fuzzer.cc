@@ -1,8 +1,7 @@
 // libFuzzer target: what an aggregator reads of its state directory when it starts.
 //
-//   input = kind (uint8: 0 a snapshot, 1 late rounds, 2 identity, 3 epochs, 4 what is in a
-//   directory
-//           of this machine) bytes
+//   input = kind (uint8: 0 a snapshot, 1 late rounds, 2 identity, 3 epochs,
+//           4 the entries of a directory of this machine) bytes
 //
 // Snapshots and late rounds as section_input.h has files, and once more as they are. Directories as
 // crafted_directory.h has them.
@@ -163,7 +162,7 @@ std::string LateFile(const LateRounds& rounds) {
   return disk.files["l"];
 }
 
-// Nothing outside is changed, and nothing is waited for.
+// Opens a crafted directory. Checks that nothing outside the directory changes.
 void TryRealDirectory(absl::string_view input) {
   static const auto* const names = [] {
     auto* made = new std::vector<CraftedDirectory::Name>;

@@ -24,7 +24,7 @@ namespace signpost {
 namespace {
 
 constexpr char kManifestFile[] = "manifest";
-// Of tensors, files and ranks, each once.
+// A manifest has each tensor, file and rank once.
 constexpr uint64_t kMostManifestBytes = uint64_t{256} << 20;
 constexpr uint64_t kMostSumBytes = 4096;
 constexpr uint64_t kMostFailureBytes = uint64_t{1} << 20;  // an error's text

@@ -221,7 +221,7 @@ std::string ManifestFile() {
   return Written(writer);
 }
 
-// Nothing outside is changed, and nothing is waited for.
+// Opens a crafted directory. Checks that nothing outside the directory changes.
 void TryRealDirectory(absl::string_view input) {
   const CheckpointId id = {.step = 4, .attempt = 5}, next = {.step = 6, .attempt = 1};
   const std::vector<CraftedDirectory::Name> names = {

@@ -579,7 +579,7 @@ TEST_F(AttackTest, FieldsThatGrpcCannotPrintDoNotEndTheAggregator) {
   EXPECT_GT(connections, 0);
 }
 
-// Of jobs that never begin, since their other rank never comes: as many as a certificate may name.
+// The jobs never begin, since their other rank never comes. The certificate covers all their names.
 TEST_F(AttackTest, ThousandsOfJoinsUnderOneCertificateAreHeldToTheLimitOfJobs) {
   constexpr int kAtOnce = 500;
   const auto security = SecurityOf("attacker");
