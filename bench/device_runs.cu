@@ -230,7 +230,7 @@ class Device {
         .momentum = {scales_of_momentum_.as<float>(), bits_of_momentum_.as<uint8_t>()},
         .inverse_denominator = variance_.as<float>(),
         .parameters = parameters_.as<float>(),
-        .learning_rate = 1e-3f,
+        .rates = {.learning_rate = 1e-3f},
         .elements = static_cast<uint32_t>(elements_)};
     Run("apply", 12 + bits, apply, Plain(kernels::cuda::ApplyMomentum));
     RunInChunks("apply, in chunks", 12 + bits, apply, Plain(kernels::cuda::ApplyMomentum),
@@ -449,7 +449,7 @@ class Device {
         kernels::cuda::ApplyDenseSegment{.momentum = momentum_.as<float>(),
                                          .inverse_denominator = variance_.as<float>(),
                                          .parameters = parameters_.as<float>(),
-                                         .learning_rate = 1e-3f,
+                                         .rates = {.learning_rate = 1e-3f},
                                          .elements = elements},
         Plain(kernels::cuda::ApplyDenseMomentum));
   }

@@ -157,8 +157,9 @@ std::vector<KernelRun> UseKernels(const std::shared_ptr<Arrays>& a) {
   return {{"apply",
            {/*m=*/kReadSigns, /*inverse=*/kRead, /*x=*/kChange},
            [a] {
-             ApplyMomentum(kRule, a->sent[0].view(), /*learning_rate=*/1e-3f,
-                           /*weight_decay=*/0.01f, a->variance, absl::MakeSpan(a->parameters));
+             ApplyMomentum(kRule, a->sent[0].view(),
+                           {.learning_rate = 1e-3f, .weight_decay = 0.01f}, a->variance,
+                           absl::MakeSpan(a->parameters));
            }},
           {"decompress",
            {kReadSigns, /*x=*/kWrite},
@@ -247,9 +248,9 @@ std::vector<KernelRun> MomentumKernels(const std::shared_ptr<Arrays>& a) {
                            absl::MakeSpan(a->parameters));
            }},
           {"apply, dense momentum", {/*m=*/kRead, /*inverse=*/kRead, /*x=*/kChange}, [a] {
-             kernels::ApplyDenseMomentum(a->momentum, /*learning_rate=*/1e-3f,
-                                         /*weight_decay=*/0.01f, a->variance,
-                                         absl::MakeSpan(a->parameters));
+             kernels::ApplyDenseMomentum(a->momentum,
+                                         {.learning_rate = 1e-3f, .weight_decay = 0.01f},
+                                         a->variance, absl::MakeSpan(a->parameters));
            }}};
 }
 

@@ -25,8 +25,7 @@ using config::Entry;
 using config::Node;
 
 enum Types : unsigned { kAdam = 1, kOneBitAdam = 2, kOneBitLamb = 4, kZeroOneAdam = 8 };
-constexpr unsigned kOneBit = kOneBitAdam | kOneBitLamb;
-constexpr unsigned kNotAdam = kOneBit | kZeroOneAdam;
+constexpr unsigned kNotAdam = kOneBitAdam | kOneBitLamb | kZeroOneAdam;
 constexpr unsigned kAll = kAdam | kNotAdam;
 
 struct NamedType {
@@ -85,9 +84,9 @@ Json Count(const Value& value, Integer& count) {
   return absl::StrCat(count);
 }
 
-Json FreezeStep(const Value& value, uint64_t& step) {
-  if (value.entry.value.text != "auto") return Count(value, step);
-  step = OptimizerOptions::kAuto;
+Json CountOrAuto(const Value& value, uint64_t& count) {
+  if (value.entry.value.text != "auto") return Count(value, count);
+  count = OptimizerOptions::kAuto;
   return "\"auto\"";
 }
 
@@ -192,14 +191,23 @@ constexpr Param kParams[] = {
      [](const Value& v, OptimizerConfig& c) { return Switch(v, c.options.bias_correction); }},
     {"max_grad_norm", kAll, "number", "none", "gradients are clipped to this norm; in Python only",
      [](const Value& v, OptimizerConfig& c) { return MaxGradNorm(v, c.max_grad_norm); }},
-    {"freeze_step", kOneBit, "number or auto", "",
-     "steps of dense warm-up; auto: until the variance has settled",
-     [](const Value& v, OptimizerConfig& c) { return FreezeStep(v, c.options.freeze_step); }},
-    {"variance_refresh_interval", kOneBit, "number", "0",
+    {"freeze_step", kOneBitAdam, "number or auto", "auto",
+     "steps of dense warm-up; auto: until the variance fits the gradients",
+     [](const Value& v, OptimizerConfig& c) { return CountOrAuto(v, c.options.freeze_step); }},
+    {"freeze_step", kOneBitLamb, "number or auto", "",
+     "steps of dense warm-up; auto: until the variance fits the gradients",
+     [](const Value& v, OptimizerConfig& c) { return CountOrAuto(v, c.options.freeze_step); }},
+    {"variance_refresh_interval", kOneBitAdam, "number or auto", "auto",
      "after the freeze every so many steps one has variance_codec and refreshes the variance; 0: "
-     "none",
+     "none; auto: the variance follows the gradients",
      [](const Value& v, OptimizerConfig& c) {
-       return Count(v, c.options.variance_refresh_interval);
+       return CountOrAuto(v, c.options.variance_refresh_interval);
+     }},
+    {"variance_refresh_interval", kOneBitLamb, "number or auto", "0",
+     "after the freeze every so many steps one has variance_codec and refreshes the variance; 0: "
+     "none; auto: the variance follows the gradients",
+     [](const Value& v, OptimizerConfig& c) {
+       return CountOrAuto(v, c.options.variance_refresh_interval);
      }},
     {"max_coeff", kOneBitLamb, "number", "10", "a trust ratio is at most this",
      [](const Value& v, OptimizerConfig& c) { return Number(v, c.options.lamb->max_coeff); }},
@@ -236,9 +244,14 @@ constexpr Param kParams[] = {
      [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.warm_up_codec, c); }},
     {"codec", kNotAdam, "codec", "onebit", "how the momentum travels",
      [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.codec, c); }},
-    {"warm_up_codec", kOneBit, "codec", "fp32", "how gradients travel in the warm-up",
+    {"warm_up_codec", kOneBitAdam, "codec", "int8", "how gradients travel in the warm-up",
      [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.warm_up_codec, c); }},
-    {"variance_codec", kNotAdam, "codec", "fp32",
+    {"warm_up_codec", kOneBitLamb, "codec", "fp32", "how gradients travel in the warm-up",
+     [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.warm_up_codec, c); }},
+    {"variance_codec", kOneBitAdam, "codec", "int8",
+     "how gradients travel that refresh the variance",
+     [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.variance_codec, c); }},
+    {"variance_codec", kOneBitLamb | kZeroOneAdam, "codec", "fp32",
      "how gradients travel that refresh the variance, or in 0/1 Adam update it",
      [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.variance_codec, c); }},
     {"variance_floor", kNotAdam, "number", "0.01",
@@ -339,8 +352,29 @@ void CountAsDeepSpeed(OptimizerConfig& config) {
 
 // What the runs of docs/convergence*.md support.
 absl::string_view WarmUpShare(const OptimizerOptions& options) {
-  if (options.lamb) return "30%";
-  return options.zero_one ? "20%" : "15%";
+  return options.lamb ? "30%" : "20%";
+}
+
+bool IsGiven(const Node* params, const char* name) {
+  const Entry* const entry = params == nullptr ? nullptr : FindKey(*params, name);
+  return entry != nullptr && entry->value.kind != Node::Kind::kNothing;
+}
+
+// Gives the options of 1-bit Adam that the file does not have the defaults that signpost.torch's
+// OneBitAdam has: they depend on others.
+void SetDefaults(const Node* params, OptimizerConfig& config) {
+  OptimizerOptions& options = config.options;
+  const auto set = [params](const char* name, auto& option, auto value) {
+    if (!IsGiven(params, name)) option = value;
+  };
+  const bool follows = options.bias_correction && !config.as_deepspeed;
+  const Codec codec = config.as_deepspeed ? FLOAT32 : INT8;
+  set("freeze_step", options.freeze_step, OptimizerOptions::kAuto);
+  set("variance_refresh_interval", options.variance_refresh_interval,
+      follows ? OptimizerOptions::kAuto : uint64_t{0});
+  set("warm_up_codec", options.warm_up_codec, codec);
+  set("variance_codec", options.variance_codec,
+      options.variance_refresh_interval == 0 ? FLOAT32 : codec);
 }
 
 absl::StatusOr<const Node*> ParamsOf(const config::File& file, const Node& section) {
@@ -388,6 +422,7 @@ absl::StatusOr<OptimizerConfig> OptimizerConfig::Read(const config::File& file) 
     if (!status.ok()) return status;
   }
   if (status = CheckChoices(file, *params, config); !status.ok()) return status;
+  if (type->type == kOneBitAdam) SetDefaults(*params, config);
   CountAsDeepSpeed(config);
   config.json = absl::StrCat("{\"type\": \"", config.type, "\", \"params\": {",
                              absl::StrJoin(given, ", "), "}}");

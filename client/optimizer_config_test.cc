@@ -1,6 +1,7 @@
 #include "client/optimizer_config.h"
 
 #include <cstdlib>
+#include <cstdint>
 #include <fstream>
 #include <string>
 
@@ -185,7 +186,7 @@ TEST(OptimizerConfig, TakesNullForAParamThatIsNotGiven) {
   EXPECT_EQ(config.json, "{\"type\": \"OneBitAdam\", \"params\": {\"freeze_step\": 7}}");
   EXPECT_THAT(
       std::string(
-          Read("optimizer: {type: OneBitAdam, params: {freeze_step: null}}")->Check().message()),
+          Read("optimizer: {type: OneBitLamb, params: {freeze_step: null}}")->Check().message()),
       HasSubstr("needs freeze_step"));
 }
 
@@ -253,13 +254,37 @@ TEST(OptimizerConfig, ChecksWhatIsMissingAndOutOfRange) {
   const auto check = [](const std::string& section) {
     return std::string(Read("optimizer: " + section)->Check().message());
   };
-  EXPECT_THAT(check("{type: OneBitAdam}"), HasSubstr("OneBitAdam needs freeze_step"));
-  EXPECT_THAT(check("{type: OneBitAdam}"), HasSubstr("frozen: about 15% of all"));
+  EXPECT_EQ(check("{type: OneBitAdam}"), "");
+  EXPECT_THAT(check("{type: OneBitLamb}"), HasSubstr("OneBitLamb needs freeze_step"));
   EXPECT_THAT(check("{type: OneBitLamb}"), HasSubstr("frozen: about 30% of all"));
   EXPECT_THAT(check("{type: ZeroOneAdam, params:}"), HasSubstr("needs var_freeze_step"));
   EXPECT_THAT(check("{type: ZeroOneAdam}"), HasSubstr("frozen: about 20% of all"));
   EXPECT_THAT(check("{type: OneBitAdam, params: {freeze_step: 0}}"), HasSubstr("freeze_step"));
   EXPECT_THAT(check("{type: Adam, params: {betas: [1, 0]}}"), HasSubstr("beta1"));
+}
+
+TEST(OptimizerConfig, OneBitAdamsDefaultsDependOnEachOther) {
+  const auto options = [](const std::string& params) {
+    const OptimizerConfig config =
+        ReadGood("optimizer: {type: OneBitAdam, params: {" + params + "}}");
+    EXPECT_TRUE(config.Check().ok()) << config.Check();
+    return config.options;
+  };
+  constexpr uint64_t kAuto = OptimizerOptions::kAuto;
+  EXPECT_EQ(options("").freeze_step, kAuto);
+  EXPECT_EQ(options("").variance_refresh_interval, kAuto);
+  EXPECT_EQ(options("").warm_up_codec, INT8);
+  EXPECT_EQ(options("").variance_codec, INT8);
+  EXPECT_EQ(options("variance_refresh_interval: auto").variance_codec, INT8);
+  EXPECT_EQ(options("variance_refresh_interval: 5").variance_codec, INT8);
+  EXPECT_EQ(options("variance_refresh_interval: 0").variance_codec, FLOAT32);
+  EXPECT_EQ(options("bias_correction: false").variance_refresh_interval, 0);
+  EXPECT_EQ(options("warm_up_codec: fp32").warm_up_codec, FLOAT32);
+  const OptimizerConfig as_deepspeed =
+      ReadGood("optimizer: {type: OneBitAdam, params: {compat: deepspeed, freeze_step: 9}}");
+  EXPECT_EQ(as_deepspeed.options.variance_refresh_interval, 0);
+  EXPECT_EQ(as_deepspeed.options.warm_up_codec, FLOAT32);
+  EXPECT_EQ(as_deepspeed.options.freeze_step, 9);
 }
 
 TEST(OptimizerConfig, SaysWhereEachParamCameFrom) {
@@ -307,7 +332,7 @@ TEST(OptimizerConfig, IsReadFromTheFileThatTheEnvironmentNames) {
   const absl::StatusOr<OptimizerConfig> config = OptimizerConfig::FromEnvironment();
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->options.freeze_step, 7);
-  std::ofstream(path) << "optimizer: {type: OneBitAdam}\n";
+  std::ofstream(path) << "optimizer: {type: OneBitLamb}\n";
   EXPECT_FALSE(OptimizerConfig::FromEnvironment().ok());
 }
 

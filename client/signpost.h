@@ -113,13 +113,14 @@ typedef struct {
   double factor_max;
   double factor_min;
   double factor_threshold;
-  /* Steps of dense warm-up; SIGNPOST_NEVER (the default) is plain Adam, or LAMB. SIGNPOST_AUTO:
-   * until the variance has settled, which is looked at every 1 / (1 - beta2) steps, and no learning
-   * rate has risen since the last look. With `zero_one` neither: the steps before local ones, of
-   * which those that update the variance have variance_codec. */
+  /* Steps of dense warm-up; SIGNPOST_NEVER (the default) is plain Adam, or LAMB. SIGNPOST_AUTO: at
+   * least 64, and until the variance fits the gradients of the last 32 steps and no learning rate
+   * has risen for 1 / (1 - beta1) steps (docs/algorithms.md). With `zero_one` neither: the steps
+   * before local ones, of which those that update the variance have variance_codec. */
   uint64_t freeze_step;
   /* Every so many steps after the freeze step gradients travel in variance_codec and refresh the
-   * variance; 0: never. */
+   * variance; 0: never. SIGNPOST_AUTO: the variance follows the gradients, which needs
+   * bias_correction; it is frozen at the first look from freeze_step on at which it fits them. */
   uint64_t variance_refresh_interval;
   /* With `zero_one` alone: before the freeze step the variance is updated in every step for
    * var_update_scaler updates, then in every second for as many, in every fourth, and so on. From

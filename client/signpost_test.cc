@@ -222,10 +222,10 @@ TEST_F(SignpostConfigTest, RefusesAnOptimizerThatIsNotThereNotCompleteOrClips) {
   EXPECT_EQ(Optimizer(), SIGNPOST_INVALID_ARGUMENT);
   EXPECT_EQ(Json(), "none");
   signpost_config_close(config_);
-  ASSERT_EQ(Open("optimizer: {type: OneBitAdam}"), SIGNPOST_OK);
+  ASSERT_EQ(Open("optimizer: {type: OneBitLamb}"), SIGNPOST_OK);
   EXPECT_EQ(Optimizer(), SIGNPOST_INVALID_ARGUMENT);
   EXPECT_NE(std::string(error_).find("freeze_step"), std::string::npos) << error_;
-  EXPECT_EQ(Json(), "{\"type\": \"OneBitAdam\", \"params\": {}}");
+  EXPECT_EQ(Json(), "{\"type\": \"OneBitLamb\", \"params\": {}}");
   signpost_config_close(config_);
   ASSERT_EQ(Open("optimizer: {type: Adam, params: {max_grad_norm: 1}}"), SIGNPOST_OK);
   EXPECT_EQ(Optimizer(), SIGNPOST_INVALID_ARGUMENT);

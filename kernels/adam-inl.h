@@ -127,11 +127,12 @@ HWY_INLINE void RefreshStepAs(const RefreshRates& rates, const uint8_t* gradient
   const Vector learning_rate = hn::Set(Floats(), rates.learning_rate);
   const Vector epsilon = hn::Set(Floats(), rates.epsilon);
   const Vector decay = hn::Set(Floats(), rates.decay);
+  const BoundedUpdate update_of(rates.most_update);
   const auto momentum_of = [&](Vector m, Vector g) STRIP_BODY {
     return hn::Add(hn::Mul(beta1, m), hn::Mul(one_minus_beta1, g));
   };
   const auto parameter_of = [&](Vector x, Vector m, Vector d) STRIP_BODY {
-    return hn::Sub(hn::Sub(x, hn::Mul(decay, x)), hn::Mul(learning_rate, hn::Mul(m, d)));
+    return hn::Sub(hn::Sub(x, hn::Mul(decay, x)), hn::Mul(learning_rate, update_of(m, d)));
   };
   const auto variance_of = [&](Vector d, Vector g) STRIP_BODY {
     return hn::Add(hn::Mul(kept, VarianceOf(d, epsilon)), hn::Mul(one_minus_kept, hn::Mul(g, g)));

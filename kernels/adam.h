@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "absl/types/span.h"
 #include "kernels/dense.h"
@@ -50,7 +51,8 @@ struct FreezeRates {
 void Freeze(const FreezeRates& rates, absl::Span<float> momentum, absl::Span<float> variance);
 
 // A dense step after the freeze, which refreshes the variance; rounded as written:
-//   x = (x - decay * x) - learning_rate * (m * d)          with m after, and d before this step
+//   x = (x - decay * x) - learning_rate * max(-most, min(m * d, most))
+//                                      with m after, d before this step, and most = most_update
 //   m = (beta1 * m) + (one_minus_beta1 * g)
 //   d = kept_variance * v + one_minus_kept_variance * (g * g)
 //                                      with r = 1 / d - epsilon; v = d > 0 ? r * r : 0
@@ -62,7 +64,8 @@ struct RefreshRates {
   float kept_variance, one_minus_kept_variance;
   float learning_rate;
   float epsilon;
-  float decay;  // lr * weight_decay
+  float decay;                                                 // lr * weight_decay
+  float most_update = std::numeric_limits<float>::infinity();  // UpdateRates' (momentum.h)
 };
 void RefreshStep(const RefreshRates& rates, DenseType type, const uint8_t* gradient,
                  absl::Span<float> momentum, absl::Span<float> inverse_denominator,

@@ -88,7 +88,7 @@ TEST(AdamCuda, FreezesAsTheCpuDoes) {
 }
 
 TEST(AdamCuda, RefreshesAndThawsAsTheCpuDoes) {
-  const RefreshRates rates = {0.9f, 0.1f, 0.8f, 0.2f, 3e-3f, 1e-8f, 1e-5f};
+  const RefreshRates rates = {0.9f, 0.1f, 0.8f, 0.2f, 3e-3f, 1e-8f, 1e-5f, /*most_update=*/0.5f};
   for (const DenseType type : {DenseType::kFloat32, DenseType::kBfloat16, DenseType::kFloat16}) {
     ForEachShape(type, [&](BlockRule rule, State& ours, State& expected) {
       kernels::RefreshStep(rates, type, expected.payload(), expected.momentum.span(),

@@ -214,7 +214,8 @@ TEST(Adam, RefreshStepAndThawMatchTheModel) {
                               .one_minus_kept_variance = 0.18f,
                               .learning_rate = 3e-3f,
                               .epsilon = 1e-3f,
-                              .decay = 1e-5f};
+                              .decay = 1e-5f,
+                              .most_update = 0.5f};
   Random random;
   for (size_t n : kLengths) {
     SCOPED_TRACE(n);
@@ -235,8 +236,8 @@ TEST(Adam, RefreshStepAndThawMatchTheModel) {
         const float v = d > 0 ? root * root : 0;
         const float decay = rates.decay * before.parameters[i];
         const float decayed = before.parameters[i] - decay;
-        const float ratio = m * d;
-        const float step = rates.learning_rate * ratio;
+        const float update = std::clamp(m * d, -rates.most_update, rates.most_update);
+        const float step = rates.learning_rate * update;
         const float kept_v = rates.kept_variance * v;
         const float square = g * g;
         const float new_v = rates.one_minus_kept_variance * square;

@@ -90,10 +90,16 @@ SIGNPOST_HOST_DEVICE inline float MomentumAndError(const MomentumRates& rates, f
   return MomentumInput(rates, m, g) + e;
 }
 
+SIGNPOST_HOST_DEVICE inline float Bounded(float update, float most) {
+  const float below = update < most ? update : most;
+  return below > -most ? below : -most;
+}
+
 SIGNPOST_HOST_DEVICE inline float ApplyMomentum(float m, float inverse_denominator,
-                                                float learning_rate, float weight_decay, float x) {
-  const float direction = m * inverse_denominator + weight_decay * x;
-  return x - learning_rate * direction;
+                                                const UpdateRates& rates, float x) {
+  const float update = Bounded(m * inverse_denominator, rates.most_update);
+  const float direction = update + rates.weight_decay * x;
+  return x - rates.learning_rate * direction;
 }
 
 // To nearest, ties to even: adds half a unit of the last place, less one where that place is even.
@@ -175,7 +181,7 @@ SIGNPOST_HOST_DEVICE inline void RefreshStep(const RefreshRates& rates, float g,
   m = rates.beta1 * m + rates.one_minus_beta1 * g;
   const float v = VarianceOf(d, rates.epsilon);
   const float decayed = x - rates.decay * x;
-  x = decayed - rates.learning_rate * (m * d);
+  x = decayed - rates.learning_rate * Bounded(m * d, rates.most_update);
   d = rates.kept_variance * v + rates.one_minus_kept_variance * (g * g);
 }
 

@@ -35,12 +35,13 @@ void MomentumInput(MomentumRates rates, absl::Span<const float> gradient, const 
   });
 }
 
-void ApplyDenseMomentum(absl::Span<const float> momentum, float learning_rate, float weight_decay,
+void ApplyDenseMomentum(absl::Span<const float> momentum, const UpdateRates& rates,
                         absl::Span<const float> inverse_denominator, absl::Span<float> parameters) {
-  const Vector rate = hn::Set(Floats(), learning_rate);
-  const Vector decay = hn::Set(Floats(), weight_decay);
+  const Vector rate = hn::Set(Floats(), rates.learning_rate);
+  const Vector decay = hn::Set(Floats(), rates.weight_decay);
+  const BoundedUpdate update_of(rates.most_update);
   const auto step = [&](Vector m, Vector inverse, Vector x) STRIP_BODY {
-    const Vector direction = hn::Add(hn::Mul(m, inverse), hn::Mul(decay, x));
+    const Vector direction = hn::Add(update_of(m, inverse), hn::Mul(decay, x));
     return hn::Sub(x, hn::Mul(rate, direction));
   };
   ForEachStrip(parameters.size(), [&](size_t i, auto count) STRIP_BODY {

@@ -19,10 +19,10 @@ void MomentumInput(MomentumRates rates, absl::Span<const float> gradient, const 
   HWY_DYNAMIC_DISPATCH(MomentumInput)(rates, gradient, momentum, input);
 }
 
-void ApplyDenseMomentum(absl::Span<const float> momentum, float learning_rate, float weight_decay,
+void ApplyDenseMomentum(absl::Span<const float> momentum, const UpdateRates& rates,
                         absl::Span<const float> inverse_denominator, absl::Span<float> parameters) {
   HWY_DYNAMIC_DISPATCH(ApplyDenseMomentum)
-  (momentum, learning_rate, weight_decay, inverse_denominator, parameters);
+  (momentum, rates, inverse_denominator, parameters);
 }
 
 }  // namespace signpost::kernels

@@ -6,6 +6,8 @@
 #ifndef SIGNPOST_KERNELS_MOMENTUM_H_
 #define SIGNPOST_KERNELS_MOMENTUM_H_
 
+#include <limits>
+
 #include "absl/types/span.h"
 
 namespace signpost::kernels {
@@ -21,10 +23,19 @@ struct MomentumRates {
 void MomentumInput(MomentumRates rates, absl::Span<const float> gradient, const float* momentum,
                    absl::Span<float> input);
 
+// What a step does with the momentum. No element moves by more than learning_rate * most_update,
+// weight decay apart: as long as the variance fits the gradients, Adam's updates are a few learning
+// rates at most, and larger ones come from a frozen variance that no longer fits.
+struct UpdateRates {
+  float learning_rate = 0;
+  float weight_decay = 0;
+  float most_update = std::numeric_limits<float>::infinity();
+};
+
 // The use of the answer, as ApplyMomentum (onebit.h) but with a dense momentum; rounded as written:
-//   x = x - lr * (m * inverse_denominator + weight_decay * x)
-// All have equal sizes.
-void ApplyDenseMomentum(absl::Span<const float> momentum, float learning_rate, float weight_decay,
+//   x = x - lr * (max(-most, min(m * inverse_denominator, most)) + weight_decay * x)
+// with most = most_update. All have equal sizes.
+void ApplyDenseMomentum(absl::Span<const float> momentum, const UpdateRates& rates,
                         absl::Span<const float> inverse_denominator, absl::Span<float> parameters);
 
 }  // namespace signpost::kernels

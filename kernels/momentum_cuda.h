@@ -31,8 +31,7 @@ struct ApplyDenseSegment {
   const float* momentum = nullptr;
   const float* inverse_denominator = nullptr;
   float* parameters = nullptr;
-  float learning_rate = 0;
-  float weight_decay = 0;
+  UpdateRates rates;
   uint32_t elements = 0;
   uint32_t first_block = 0;
 };

@@ -86,15 +86,14 @@ TEST(MomentumCuda, NoGradientIsOneOfZeros) {
 }
 
 TEST(MomentumCuda, AppliesAsTheCpuDoes) {
-  constexpr float kLearningRate = 3e-4f, kDecay = 0.01f;
+  constexpr UpdateRates kRates = {3e-4f, 0.01f, /*most_update=*/0.5f};
   Random random;
   ForEachShape([&](BlockRule rule, size_t n) {
     const Guarded<float> momentum = random.Values(n), inverse = random.PositiveValues(n);
     Guarded<float> x = random.Values(n), expected = x;
-    kernels::ApplyDenseMomentum(momentum.span(), kLearningRate, kDecay, inverse.span(),
-                                expected.span());
-    RunApplyDenseMomentum(rule, {{momentum.data(), inverse.data(), x.data(), kLearningRate, kDecay,
-                                  static_cast<uint32_t>(n)}});
+    kernels::ApplyDenseMomentum(momentum.span(), kRates, inverse.span(), expected.span());
+    RunApplyDenseMomentum(
+        rule, {{momentum.data(), inverse.data(), x.data(), kRates, static_cast<uint32_t>(n)}});
     EXPECT_TRUE(SameBytes(x, expected));
   });
 }

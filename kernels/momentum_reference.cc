@@ -15,11 +15,11 @@ void MomentumInput(MomentumRates rates, absl::Span<const float> gradient, const 
   }
 }
 
-void ApplyDenseMomentum(absl::Span<const float> momentum, float learning_rate, float weight_decay,
+void ApplyDenseMomentum(absl::Span<const float> momentum, const UpdateRates& rates,
                         absl::Span<const float> inverse_denominator, absl::Span<float> parameters) {
   for (size_t i = 0; i < parameters.size(); ++i) {
-    parameters[i] = formulas::ApplyMomentum(momentum[i], inverse_denominator[i], learning_rate,
-                                            weight_decay, parameters[i]);
+    parameters[i] =
+        formulas::ApplyMomentum(momentum[i], inverse_denominator[i], rates, parameters[i]);
   }
 }
 

@@ -11,7 +11,7 @@ namespace signpost::kernels::reference {
 
 void MomentumInput(MomentumRates rates, absl::Span<const float> gradient, const float* momentum,
                    absl::Span<float> input);
-void ApplyDenseMomentum(absl::Span<const float> momentum, float learning_rate, float weight_decay,
+void ApplyDenseMomentum(absl::Span<const float> momentum, const UpdateRates& rates,
                         absl::Span<const float> inverse_denominator, absl::Span<float> parameters);
 
 }  // namespace signpost::kernels::reference

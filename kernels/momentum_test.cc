@@ -1,5 +1,6 @@
 #include "kernels/momentum.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -28,7 +29,7 @@ TEST(Momentum, InputAndUseGiveTheNumbersComputedByHand) {
     Values input(2), x = {8, 8};
     MomentumInput(rates, gradient, momentum.data(), absl::MakeSpan(input));
     EXPECT_EQ(input, (Values{3, 3}));
-    ApplyDenseMomentum(input, /*learning_rate=*/0.5f, /*weight_decay=*/0.25f, Values{2, 0},
+    ApplyDenseMomentum(input, {.learning_rate = 0.5f, .weight_decay = 0.25f}, Values{2, 0},
                        absl::MakeSpan(x));
     EXPECT_EQ(x, (Values{4, 7}));
   });
@@ -76,7 +77,7 @@ TEST(Momentum, InputIsTheFirstPartOfCompressMomentum) {
 }
 
 TEST(Momentum, AppliedMomentumMatchesTheModel) {
-  constexpr float kLearningRate = 3e-4f, kDecay = 0.01f;
+  constexpr UpdateRates kRates = {3e-4f, 0.01f, /*most_update=*/0.5f};
   Random random;
   for (size_t n : kLengths) {
     SCOPED_TRACE(n);
@@ -84,16 +85,17 @@ TEST(Momentum, AppliedMomentumMatchesTheModel) {
     const Values parameters = random.Values(n);
     Values expected(n);
     for (size_t i = 0; i < n; ++i) {
-      const float followed = momentum[i] * inverse[i];
-      const float decay = kDecay * parameters[i];
+      const float followed =
+          std::clamp(momentum[i] * inverse[i], -kRates.most_update, kRates.most_update);
+      const float decay = kRates.weight_decay * parameters[i];
       const float direction = followed + decay;
-      const float step = kLearningRate * direction;
+      const float step = kRates.learning_rate * direction;
       expected[i] = parameters[i] - step;
     }
     const Guarded<float> m = momentum, d = inverse;
     OnEveryTarget([&] {
       Guarded<float> x = parameters;
-      ApplyDenseMomentum(m.span(), kLearningRate, kDecay, d.span(), x.span());
+      ApplyDenseMomentum(m.span(), kRates, d.span(), x.span());
       EXPECT_TRUE(SameBytes(x, expected));
     });
   }
@@ -110,10 +112,10 @@ TEST(Momentum, ProductsAreRoundedBeforeTheyAreAdded) {
                   absl::MakeSpan(input));
     EXPECT_TRUE(SameBytes<float>(input, Values(32, 0.0f))) << "p*p - p*p";
     // m * inverse = -r, wd * x = r.
-    ApplyDenseMomentum(negative, /*learning_rate=*/1, /*weight_decay=*/p, positive,
+    ApplyDenseMomentum(negative, {.learning_rate = 1, .weight_decay = p}, positive,
                        absl::MakeSpan(x));
     EXPECT_TRUE(SameBytes<float>(x, Values(32, p)));
-    ApplyDenseMomentum(positive, /*learning_rate=*/p, /*weight_decay=*/0, Values(32, 1.0f),
+    ApplyDenseMomentum(positive, {.learning_rate = p, .weight_decay = 0}, Values(32, 1.0f),
                        absl::MakeSpan(back));
     EXPECT_TRUE(SameBytes<float>(back, Values(32, 0.0f))) << "r - p*p";
   });

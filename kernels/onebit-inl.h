@@ -219,13 +219,13 @@ size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contr
   return AggregateWith<ExchangedSigns>(rule, contributions, inverse_count, error, out);
 }
 
-void ApplyMomentum(const BlockRule& rule, OneBitView momentum, float learning_rate,
-                   float weight_decay, absl::Span<const float> inverse_denominator,
-                   absl::Span<float> parameters) {
-  const Vector rate = hn::Set(Floats(), learning_rate);
-  const Vector decay = hn::Set(Floats(), weight_decay);
-  const auto step = [rate, decay](Vector m, Vector inverse, Vector x) STRIP_BODY {
-    const Vector direction = hn::Add(hn::Mul(m, inverse), hn::Mul(decay, x));
+void ApplyMomentum(const BlockRule& rule, OneBitView momentum, const UpdateRates& rates,
+                   absl::Span<const float> inverse_denominator, absl::Span<float> parameters) {
+  const Vector rate = hn::Set(Floats(), rates.learning_rate);
+  const Vector decay = hn::Set(Floats(), rates.weight_decay);
+  const BoundedUpdate update_of(rates.most_update);
+  const auto step = [rate, decay, update_of](Vector m, Vector inverse, Vector x) STRIP_BODY {
+    const Vector direction = hn::Add(update_of(m, inverse), hn::Mul(decay, x));
     return hn::Sub(x, hn::Mul(rate, direction));
   };
   const size_t blocks = BlockCount(parameters.size(), rule.block_elements);

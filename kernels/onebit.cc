@@ -47,11 +47,10 @@ size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contr
   return HWY_DYNAMIC_DISPATCH(AggregateOneBit)(rule, contributions, inverse_count, error, out);
 }
 
-void ApplyMomentum(const BlockRule& rule, OneBitView momentum, float learning_rate,
-                   float weight_decay, absl::Span<const float> inverse_denominator,
-                   absl::Span<float> parameters) {
+void ApplyMomentum(const BlockRule& rule, OneBitView momentum, const UpdateRates& rates,
+                   absl::Span<const float> inverse_denominator, absl::Span<float> parameters) {
   HWY_DYNAMIC_DISPATCH(ApplyMomentum)
-  (rule, momentum, learning_rate, weight_decay, inverse_denominator, parameters);
+  (rule, momentum, rates, inverse_denominator, parameters);
 }
 
 void AddOneBit(const BlockRule& rule, OneBitView addend, float factor,

@@ -76,12 +76,12 @@ size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contr
                        float inverse_count, absl::Span<float> error, OneBitSpan out);
 
 // A worker's use of the answer, in one pass over memory; the answer is the new momentum:
-//   x = x - lr * (copysign(S, bit) * inverse_denominator + weight_decay * x)
-// rounded after each operation as written. `inverse_denominator` is 1 / (sqrt(v) + epsilon), or 0
-// for an element that has no variance (adam.h); it and `parameters` have equal sizes.
-void ApplyMomentum(const BlockRule& rule, OneBitView momentum, float learning_rate,
-                   float weight_decay, absl::Span<const float> inverse_denominator,
-                   absl::Span<float> parameters);
+//   x = x - lr * (max(-most, min(copysign(S, bit) * inverse_denominator, most)) + weight_decay * x)
+// rounded after each operation as written, with most = most_update. `inverse_denominator` is 1 /
+// (sqrt(v) + epsilon), or 0 for an element that has no variance (adam.h); it and `parameters` have
+// equal sizes.
+void ApplyMomentum(const BlockRule& rule, OneBitView momentum, const UpdateRates& rates,
+                   absl::Span<const float> inverse_denominator, absl::Span<float> parameters);
 
 // accumulator = accumulator + copysign(factor * S, bit), with the sign flipped for factor < 0.
 // With factor 1 it takes a contribution back that did not count.

@@ -192,8 +192,7 @@ SIGNPOST_DEVICE void ApplyBlock(Block& block, const BlockRule& rule, const Apply
     const Quad inverse = LoadQuad(segment.inverse_denominator + i, count);
     Quad x = LoadQuad(segment.parameters + i, count);
     for (uint32_t k = 0; k < kQuadElements; ++k) {
-      x.v[k] = formulas::ApplyMomentum(m.v[k], inverse.v[k], segment.learning_rate,
-                                       segment.weight_decay, x.v[k]);
+      x.v[k] = formulas::ApplyMomentum(m.v[k], inverse.v[k], segment.rates, x.v[k]);
     }
     StoreQuad(x, segment.parameters + i, count);
   });

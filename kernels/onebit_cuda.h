@@ -38,8 +38,7 @@ struct ApplySegment {
   OneBitView momentum;
   const float* inverse_denominator = nullptr;
   float* parameters = nullptr;
-  float learning_rate = 0;
-  float weight_decay = 0;
+  UpdateRates rates;
   uint32_t elements = 0;
   uint32_t first_block = 0;
 };

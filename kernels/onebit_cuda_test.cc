@@ -231,7 +231,8 @@ TEST(OneBitCuda, WholeTilesAreCompressedAsTheCpuDoes) {
 }
 
 TEST(OneBitCuda, AppliesAndAddsAsTheCpuDoes) {
-  constexpr float kLearningRate = 3e-4f, kDecay = 0.01f, kFactor = -0.9f;
+  constexpr UpdateRates kRates = {3e-4f, 0.01f, /*most_update=*/0.5f};
+  constexpr float kFactor = -0.9f;
   Random random;
   for (const size_t block : kBlocks) {
     const BlockRule rule = {block};
@@ -242,13 +243,11 @@ TEST(OneBitCuda, AppliesAndAddsAsTheCpuDoes) {
       const Guarded<float> inverse = random.PositiveValues(n);
       Guarded<float> x = random.Values(n), sum = random.Values(n);
       Guarded<float> expected_x = x, expected_sum = sum, values = sum, expected_values = sum;
-      kernels::ApplyMomentum(rule, span.momentum(), kLearningRate, kDecay, inverse.span(),
-                             expected_x.span());
+      kernels::ApplyMomentum(rule, span.momentum(), kRates, inverse.span(), expected_x.span());
       kernels::AddOneBit(rule, span.momentum(), kFactor, expected_sum.span());
       kernels::DecompressOneBit(rule, span.momentum(), expected_values.span());
       const auto elements = static_cast<uint32_t>(n);
-      RunApplyMomentum(
-          rule, {{span.momentum(), inverse.data(), x.data(), kLearningRate, kDecay, elements}});
+      RunApplyMomentum(rule, {{span.momentum(), inverse.data(), x.data(), kRates, elements}});
       RunAddOneBit(rule, {{span.momentum(), kFactor, sum.data(), elements}});
       RunDecompressOneBit(rule, {{span.momentum(), values.data(), elements}});
       EXPECT_TRUE(SameBytes(x, expected_x));

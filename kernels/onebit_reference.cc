@@ -85,8 +85,7 @@ size_t CompressOneBitMomentum(const BlockRule& rule, MomentumRates rates,
 
 size_t CompressOneBit(const BlockRule& rule, absl::Span<const float> values,
                       absl::Span<float> error, OneBitSpan out) {
-  return Compress(
-      rule, [&](size_t i) { return values[i] + error[i]; }, error, out);
+  return Compress(rule, [&](size_t i) { return values[i] + error[i]; }, error, out);
 }
 
 void DecompressOneBit(const BlockRule& rule, OneBitView compressed, absl::Span<float> values) {
@@ -106,13 +105,11 @@ size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contr
   return Compress(rule, u, error, out);
 }
 
-void ApplyMomentum(const BlockRule& rule, OneBitView momentum, float learning_rate,
-                   float weight_decay, absl::Span<const float> inverse_denominator,
-                   absl::Span<float> parameters) {
+void ApplyMomentum(const BlockRule& rule, OneBitView momentum, const UpdateRates& rates,
+                   absl::Span<const float> inverse_denominator, absl::Span<float> parameters) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     const float m = Decompress(rule, momentum, /*factor=*/1, i);
-    parameters[i] = formulas::ApplyMomentum(m, inverse_denominator[i], learning_rate, weight_decay,
-                                            parameters[i]);
+    parameters[i] = formulas::ApplyMomentum(m, inverse_denominator[i], rates, parameters[i]);
   }
 }
 

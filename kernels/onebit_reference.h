@@ -22,9 +22,8 @@ size_t CompressOneBit(const BlockRule& rule, absl::Span<const float> values,
 void DecompressOneBit(const BlockRule& rule, OneBitView compressed, absl::Span<float> values);
 size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contributions,
                        float inverse_count, absl::Span<float> error, OneBitSpan out);
-void ApplyMomentum(const BlockRule& rule, OneBitView momentum, float learning_rate,
-                   float weight_decay, absl::Span<const float> inverse_denominator,
-                   absl::Span<float> parameters);
+void ApplyMomentum(const BlockRule& rule, OneBitView momentum, const UpdateRates& rates,
+                   absl::Span<const float> inverse_denominator, absl::Span<float> parameters);
 void AddOneBit(const BlockRule& rule, OneBitView addend, float factor,
                absl::Span<float> accumulator);
 

@@ -174,12 +174,12 @@ TEST(OneBit, ProductsAreRoundedBeforeTheyAreAdded) {
     const float scale = p;
     const Values inverse(32, p);
     Values parameters(32, p);
-    ApplyMomentum(rule, {&scale, negative}, /*learning_rate=*/1, /*weight_decay=*/p, inverse,
+    ApplyMomentum(rule, {&scale, negative}, {.learning_rate = 1, .weight_decay = p}, inverse,
                   absl::MakeSpan(parameters));
     EXPECT_TRUE(SameBytes<float>(parameters, Values(32, p)));
     const uint8_t positive[] = {0, 0, 0, 0};
     Values back(32, r);
-    ApplyMomentum(rule, {&scale, positive}, /*learning_rate=*/p, /*weight_decay=*/0,
+    ApplyMomentum(rule, {&scale, positive}, {.learning_rate = p, .weight_decay = 0},
                   Values(32, 1.0f), absl::MakeSpan(back));
     EXPECT_TRUE(SameBytes<float>(back, Values(32, 0.0f))) << "r - p*p";
   });
@@ -448,14 +448,15 @@ TEST(OneBit, ApplyGivesTheParametersComputedByHand) {
   const uint8_t bits = 0b010;
   OnEveryTarget([&] {
     Values parameters = {8, 8, 8};
-    ApplyMomentum(BlockRule{.block_elements = 8}, {&scale, &bits}, /*learning_rate=*/0.5f,
-                  /*weight_decay=*/0.25f, Values{2, 2, 0}, absl::MakeSpan(parameters));
+    ApplyMomentum(BlockRule{.block_elements = 8}, {&scale, &bits},
+                  {.learning_rate = 0.5f, .weight_decay = 0.25f}, Values{2, 2, 0},
+                  absl::MakeSpan(parameters));
     EXPECT_EQ(parameters, (Values{4, 10, 7}));
   });
 }
 
 TEST(OneBit, AppliedMomentumMatchesTheModel) {
-  constexpr float kLearningRate = 3e-4f, kDecay = 0.01f;
+  constexpr UpdateRates kRates = {3e-4f, 0.01f, /*most_update=*/0.5f};
   Random random;
   ForEachShape([&](BlockRule rule, size_t n) {
     const model::Compressed momentum = RandomCompressed(random, rule, n);
@@ -463,14 +464,15 @@ TEST(OneBit, AppliedMomentumMatchesTheModel) {
     const Values inverse = random.PositiveValues(n), parameters = random.Values(n);
     Values expected(n);
     for (size_t i = 0; i < n; ++i) {
+      const float update = std::clamp(m[i] * inverse[i], -kRates.most_update, kRates.most_update);
       expected[i] =
-          parameters[i] - kLearningRate * ((m[i] * inverse[i]) + (kDecay * parameters[i]));
+          parameters[i] - kRates.learning_rate * (update + (kRates.weight_decay * parameters[i]));
     }
     const Guarded<float> d = inverse, scales = momentum.scales;
     const Guarded<uint8_t> bits = momentum.bits;
     OnEveryTarget([&] {
       Guarded<float> x = parameters;
-      ApplyMomentum(rule, {scales.data(), bits.data()}, kLearningRate, kDecay, d.span(), x.span());
+      ApplyMomentum(rule, {scales.data(), bits.data()}, kRates, d.span(), x.span());
       EXPECT_TRUE(SameBytes(x, expected));
     });
   });

@@ -321,6 +321,20 @@ HWY_INLINE Vector SignedLike(Vector v, const Magnitude& magnitude) {
   return hn::IfNegativeThenElse(v, magnitude.negative, magnitude.positive);
 }
 
+// max(-most, min(m * d, most)), as formulas::Bounded.
+class BoundedUpdate {
+ public:
+  explicit HWY_INLINE BoundedUpdate(float most)
+      : most_(hn::Set(Floats(), most)), least_(hn::Set(Floats(), -most)) {}
+
+  HWY_INLINE Vector operator()(Vector m, Vector d) const {
+    return hn::Max(hn::Min(hn::Mul(m, d), most_), least_);
+  }
+
+ private:
+  Vector most_, least_;
+};
+
 #if HWY_TARGET == HWY_AVX2
 // Vector k of a strip: the magnitude with the strip's signs.
 HWY_INLINE Vector Signed(const Magnitude& magnitude, uint32_t signs, size_t k) {

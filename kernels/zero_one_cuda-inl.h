@@ -46,7 +46,7 @@ SIGNPOST_DEVICE inline void LocalStepOfQuad(const LocalSegment& segment, const Q
   Quad x = LoadQuad(segment.parameters + i, count);
   for (uint32_t k = 0; k < kQuadElements; ++k) {
     x.v[k] =
-        formulas::ApplyMomentum(m.v[k], d.v[k], rates.learning_rate, rates.weight_decay, x.v[k]);
+        formulas::ApplyMomentum(m.v[k], d.v[k], {rates.learning_rate, rates.weight_decay}, x.v[k]);
   }
   StoreQuad(x, segment.parameters + i, count);
 }

@@ -36,8 +36,8 @@ size_t LocalStep(const BlockRule& rule, const LocalRates& rates, absl::Span<cons
       formulas::Accumulate(rates, gradient[i], momentum[i], accumulated[i]);
       if (parameters.empty()) continue;
       parameters[i] =
-          formulas::ApplyMomentum(momentum[i], inverse_denominator[i], rates.learning_rate,
-                                  rates.weight_decay, parameters[i]);
+          formulas::ApplyMomentum(momentum[i], inverse_denominator[i],
+                                  {rates.learning_rate, rates.weight_decay}, parameters[i]);
     }
   }
   return first_left_alone;

@@ -353,7 +353,7 @@ TEST(ZeroOne, LocalStepMakesTheInputsOfMomentumAndFollowsThemAsItDoes) {
               absl::MakeSpan(x));
     MomentumInput({kLocalRates.beta1, kLocalRates.one_minus_beta1}, gradient, momentum.data(),
                   absl::MakeSpan(input));
-    ApplyDenseMomentum(input, kLocalRates.learning_rate, kLocalRates.weight_decay, inverse,
+    ApplyDenseMomentum(input, {kLocalRates.learning_rate, kLocalRates.weight_decay}, inverse,
                        absl::MakeSpan(followed));
     EXPECT_TRUE(SameBytes<float>(m, input));
     EXPECT_TRUE(SameBytes<float>(x, followed));

@@ -157,8 +157,8 @@ absl::Status CheckRates(const StepRates& rates, const Chunk* of, const Layout& l
       return Invalid("the scale of tensor ", DescribeTensor(layout.tensors()[scale.tensor()]),
                      ", of which the chunk has no part");
     }
-    if (AreFinite(
-            {scale.ratio(), scale.average(), scale.weight(), scale.factor(), scale.floor()})) {
+    if (AreFinite({scale.ratio(), scale.average(), scale.weight(), scale.factor(), scale.floor(),
+                   scale.mean_variance()})) {
       continue;
     }
     return Invalid("the scale of tensor ", DescribeTensor(layout.tensors()[scale.tensor()]),

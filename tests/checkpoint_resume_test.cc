@@ -44,6 +44,10 @@ constexpr LambOptions kLamb;
 constexpr ZeroOneOptions kZeroOne = {
     .var_update_scaler = 1, .local_step_scaler = 1, .local_step_clipper = 3};
 
+// Refreshes its variance in the steps from 9 on.
+constexpr OptimizerOptions kFollowing = {.freeze_step = 1,
+                                         .variance_refresh_interval = OptimizerOptions::kAuto};
+
 OptimizerOptions AsDeepSpeed(OptimizerOptions options) {
   options.bias_correction = false;
   options.variance_floor = 0;
@@ -106,6 +110,11 @@ INSTANTIATE_TEST_SUITE_P(
           .codec = FLOAT32,
           .variance_codec = INT8,
           .variance_refresh_interval = 3}},
+        {"OfAVarianceThatFollowsBeforeARefresh", 9, kFollowing},
+        {"OfAVarianceThatFollowsAmongRefreshes", 11, kFollowing},
+        {"OfLambWithAVarianceThatFollows",
+         10,
+         {.freeze_step = 1, .variance_refresh_interval = OptimizerOptions::kAuto, .lamb = kLamb}},
         {"BeforeTheFreezeIsFound", 6, {.freeze_step = OptimizerOptions::kAuto}},
         {"AfterTheFreezeWasFound", 10, {.freeze_step = OptimizerOptions::kAuto}},
         {"OfAdam", 7, {}},

@@ -58,6 +58,18 @@ class ExchangeReference {
     return Compress(mean, codec, server_error_);
   }
 
+  // The same, and takes all errors with it, where nothing is lost.
+  Vector MeanWithErrors(const std::vector<Vector>& inputs, ReferenceCodec codec) {
+    if (codec != ReferenceCodec::kExact) return Mean(inputs, codec);
+    Vector mean = MeanOf(inputs);
+    for (size_t j = 0; j < mean.size(); ++j) {
+      for (Vector& error : worker_error_) mean[j] += error[j] / inputs.size();
+      mean[j] += server_error_[j];
+    }
+    ScaleErrors(0);
+    return mean;
+  }
+
   // The same apart from the error feedback: errors are not added, and take what is lost times
   // `unit`.
   Vector MeanApart(const std::vector<Vector>& inputs, ReferenceCodec codec, double unit) {

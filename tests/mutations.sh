@@ -73,7 +73,7 @@ mutate worker-error-not-restored worker/onebit_adam.cc \
 mutate lamb-ratio-not-clipped worker/onebit_lamb.cc \
   'scale.set_ratio(std::clamp(ratio, lamb.min_coeff, lamb.max_coeff));' 'scale.set_ratio(ratio);'
 mutate lamb-decay-takes-part-in-the-factor worker/onebit_lamb.cc 'largest * share + (1 - share)' 'largest'
-mutate lamb-scales-not-restored worker/onebit_lamb.cc 'SetScales(saved.scales);' ''
+mutate lamb-scales-not-restored worker/onebit_adam.cc 'SetScales(state.scales);' ''
 mutate zero-one-interval-by-the-last-rate worker/zero_one_adam.cc \
   'sums.set_decay(sums.decay() + rates.learning_rate * rates.weight_decay);' \
   'sums.set_decay(rates.learning_rate * rates.weight_decay);'

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
@@ -174,6 +175,31 @@ TEST_F(NonFiniteGradientTest, IsReportedOnAllRanksWithRankAndTensor) {
           << report->skipped[0].block;
     }
     EXPECT_TRUE((*worker)->Leave().ok());
+  });
+}
+
+TEST_F(NonFiniteGradientTest, EndsTrainingInWhichNoStepCountsForAHundredSteps) {
+  Cluster cluster({});
+  job_.workers = 2;
+  OnEachRank(job_.workers, [&](uint32_t rank) {
+    Replica replica(job_, rank);
+    WorkerOptions options = job_.worker;
+    options.rank = rank;
+    options.world_size = job_.workers;
+    auto worker = Worker::Join(options, job_.optimizer, replica.Parameters(), cluster.Connect());
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    const auto step = [&](float bad) {
+      replica.gradient.assign(replica.values.size(), 1);
+      if (rank == 1) replica.gradient[kBadElement] = bad;
+      return (*worker)->Step(replica.Gradients(), {job_.rates}).status();
+    };
+    for (int i = 0; i < 99; ++i) ASSERT_TRUE(step(kInfinity).ok());
+    ASSERT_TRUE(step(1).ok()) << "a step that counts";
+    for (int i = 0; i < 99; ++i) ASSERT_TRUE(step(kInfinity).ok());
+    const absl::Status status = step(kInfinity);
+    EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "up to step 199")) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "rank 1: tensor 'tensor1'")) << status;
   });
 }
 

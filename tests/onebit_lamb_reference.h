@@ -169,7 +169,9 @@ class OneBitLambReference {
       m_[j] = options_.beta1 * m_[j] + (1 - options_.beta1) * g;
       const double adam = v_[j] > 0 ? m_[j] / (std::sqrt(v_[j]) + options_.epsilon) : 0;
       update[j] = adam + weight_decay * x_[j];
-      v_[j] = kept * v_[j] + (1 - kept) * g * g;
+      // Corrected for its start: it has been the mean of all steps but the last ones.
+      const double before = Correction(options_.beta2, step_ - options_.variance_refresh_interval);
+      v_[j] = (kept * before * v_[j] + (1 - kept) * g * g) / Correction(options_.beta2, step_);
     }
     for (const Tensor& tensor : tensors_) Update(tensor, learning_rate, update);
   }

@@ -22,6 +22,8 @@ struct Case {
   std::vector<size_t> tensors;
   OptimizerOptions optimizer;
   double beta2 = 0.999;
+  // The gradients are small at first, and the second tensor has none until step 20.
+  bool changes = false;
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
@@ -37,7 +39,7 @@ TEST_P(ReferenceTest, AgreesStepByStepThroughWarmUpFreezeAndOneBitRounds) {
   job.tensors = GetParam().tensors;
   job.optimizer = GetParam().optimizer;
   job.rates.beta2 = GetParam().beta2;
-  job.steps = 24;
+  job.steps = GetParam().changes ? 100 : 24;
   const size_t elements = std::accumulate(job.tensors.begin(), job.tensors.end(), size_t{0});
 
   // What the reference says after each step.
@@ -51,16 +53,27 @@ TEST_P(ReferenceTest, AgreesStepByStepThroughWarmUpFreezeAndOneBitRounds) {
        .bias_correction = job.optimizer.bias_correction,
        .freeze_step = static_cast<int>(std::min<uint64_t>(job.optimizer.freeze_step, job.steps)),
        .variance_refresh_interval = static_cast<int>(job.optimizer.variance_refresh_interval),
+       .follows = job.optimizer.variance_refresh_interval == OptimizerOptions::kAuto,
        .warm_up_codec = ReferenceCodecOf(job.optimizer.warm_up_codec),
        .codec = ReferenceCodecOf(job.optimizer.codec),
        .variance_codec = ReferenceCodecOf(job.optimizer.variance_codec)},
       ToDouble(InitialParameters(elements)));
+  const auto change = [&](uint32_t, int step, std::vector<float>& gradient) {
+    if (!GetParam().changes) return;
+    for (size_t j = 0; j < elements; ++j) {
+      const bool is_second = j >= job.tensors[0] && j < job.tensors[0] + job.tensors[1];
+      if (step < 16) gradient[j] *= 0.0625f;
+      if (step < 20 && is_second) gradient[j] = 0;
+    }
+  };
   std::vector<Vector> parameters, momenta;
   std::vector<std::vector<Vector>> errors;  // by step, by rank
   for (int step = 0; step < job.steps; ++step) {
     std::vector<Vector> gradients;
     for (uint32_t rank = 0; rank < job.workers; ++rank) {
-      gradients.push_back(ToDouble(GradientOf(rank, step, elements)));
+      std::vector<float> gradient = GradientOf(rank, step, elements);
+      change(rank, step, gradient);
+      gradients.push_back(ToDouble(gradient));
     }
     reference.Step(gradients, job.rates.learning_rate, job.rates.weight_decay);
     parameters.push_back(reference.parameters());
@@ -76,27 +89,30 @@ TEST_P(ReferenceTest, AgreesStepByStepThroughWarmUpFreezeAndOneBitRounds) {
   Cluster cluster({});
   absl::Mutex
       mutex;  // gtest's expectations are thread-safe; their output is easier to read one by one
-  Train(cluster, job, [&](uint32_t rank, int step, const Replica& replica, Worker& worker) {
-    absl::MutexLock lock(&mutex);
-    const double tolerance = Tolerance(step);
-    const bool has_error = static_cast<uint64_t>(step) >= job.optimizer.freeze_step ||
-                           job.optimizer.warm_up_codec != FLOAT32;
-    size_t j = 0;
-    for (uint32_t chunk = 0; chunk < worker.layout().chunks().size(); ++chunk) {
-      for (float m : worker.optimizer().Momentum(chunk)) {
-        ASSERT_NEAR(m, momenta[step][j], tolerance) << "momentum " << j << ", step " << step;
-        if (has_error) {
-          ASSERT_NEAR(worker.optimizer().error()[j], errors[step][rank][j], tolerance)
-              << "rank " << rank << "'s error " << j << ", step " << step;
+  Train(
+      cluster, job,
+      [&](uint32_t rank, int step, const Replica& replica, Worker& worker) {
+        absl::MutexLock lock(&mutex);
+        const double tolerance = Tolerance(step);
+        const bool has_error = static_cast<uint64_t>(step) >= job.optimizer.freeze_step ||
+                               job.optimizer.warm_up_codec != FLOAT32;
+        size_t j = 0;
+        for (uint32_t chunk = 0; chunk < worker.layout().chunks().size(); ++chunk) {
+          for (float m : worker.optimizer().Momentum(chunk)) {
+            ASSERT_NEAR(m, momenta[step][j], tolerance) << "momentum " << j << ", step " << step;
+            if (has_error) {
+              ASSERT_NEAR(worker.optimizer().error()[j], errors[step][rank][j], tolerance)
+                  << "rank " << rank << "'s error " << j << ", step " << step;
+            }
+            ++j;
+          }
         }
-        ++j;
-      }
-    }
-    for (j = 0; j < elements; ++j) {
-      ASSERT_NEAR(replica.values[j], parameters[step][j], tolerance)
-          << "parameter " << j << ", step " << step;
-    }
-  });
+        for (j = 0; j < elements; ++j) {
+          ASSERT_NEAR(replica.values[j], parameters[step][j], tolerance)
+              << "parameter " << j << ", step " << step;
+        }
+      },
+      change);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -122,7 +138,15 @@ INSTANTIATE_TEST_SUITE_P(
               .variance_refresh_interval = 5},
              /*beta2=*/0.9},
         Case{2, {50}, {.bias_correction = false, .freeze_step = 8}},
-        Case{3, {50}, {.freeze_step = OptimizerOptions::kNever}}));
+        Case{3, {50}, {.freeze_step = OptimizerOptions::kNever}},
+        Case{2,
+             {37, 8, 1, 40},
+             {.freeze_step = 6, .variance_refresh_interval = OptimizerOptions::kAuto},
+             /*beta2=*/0.97,
+             /*changes=*/true},
+        Case{3,
+             {37, 8, 1},
+             {.freeze_step = 3, .variance_refresh_interval = OptimizerOptions::kAuto}}));
 
 }  // namespace
 }  // namespace signpost::testing

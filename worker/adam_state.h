@@ -37,11 +37,6 @@ class AdamState {
 
   enum class Field { kParameters, kMomentum, kVariance, kError };
 
-  struct UpdateRates {
-    float learning_rate;
-    float weight_decay;
-  };
-
   virtual ~AdamState() = default;
 
   // As Optimizer's. Whatever fails here, fails there.
@@ -69,7 +64,7 @@ class AdamState {
   // one that came in one bit as it is.
   virtual void AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
                         Payload answer) = 0;
-  virtual void ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRates> rates,
+  virtual void ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<kernels::UpdateRates> rates,
                              Payload answer) = 0;
   virtual void RefreshStep(uint32_t chunk, Codec codec, RatesOf<kernels::RefreshRates> rates,
                            Payload answer) = 0;

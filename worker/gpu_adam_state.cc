@@ -26,8 +26,8 @@ using kernels::cuda::ScaleSegment;
 
 GpuChunks::Needs NeedsOf(const GpuAdamState::Codecs& codecs) {
   return {.codecs = {codecs.gradient, codecs.momentum, codecs.apart},
-          .scratch =
-              codecs.momentum != ONE_BIT || !DenseTypeOf(codecs.gradient) || Loses(codecs.apart)};
+          .scratch = codecs.momentum != ONE_BIT || !DenseTypeOf(codecs.gradient) ||
+                     Loses(codecs.apart) || codecs.settles};
 }
 
 }  // namespace
@@ -132,7 +132,7 @@ void GpuAdamState::RefreshStep(uint32_t chunk, Codec codec, RatesOf<kernels::Ref
   chunks_.RunOnDense(chunk, codec, answer, row_of, &Gpu::RefreshStep);
 }
 
-void GpuAdamState::ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRates> rates,
+void GpuAdamState::ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<kernels::UpdateRates> rates,
                                  Payload answer) {
   if (codec == ONE_BIT) return ApplySigns(chunk, rates, std::move(answer));
   chunks_.RunOnDecompressed(
@@ -141,7 +141,7 @@ void GpuAdamState::ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRate
       &Gpu::ApplyDenseMomentum);
 }
 
-void GpuAdamState::ApplySigns(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer) {
+void GpuAdamState::ApplySigns(uint32_t chunk, RatesOf<kernels::UpdateRates> rates, Payload answer) {
   if (!chunks_.ok()) return;
   // The last answer has been read by all that came before on the stream.
   Slot& slot = chunks_.NextApplying();
@@ -281,21 +281,20 @@ float* GpuAdamState::DenseField(Field field, const Segment& segment) const {
   return chunks_.Error(segment);
 }
 
-ApplyDenseSegment GpuAdamState::DenseRow(const Segment& segment, const UpdateRates& rates) const {
+ApplyDenseSegment GpuAdamState::DenseRow(const Segment& segment,
+                                         const kernels::UpdateRates& rates) const {
   return {.momentum = DenseMomentum(segment),
           .inverse_denominator = Variance(segment),
           .parameters = Values(segment),
-          .learning_rate = rates.learning_rate,
-          .weight_decay = rates.weight_decay};
+          .rates = rates};
 }
 
 ApplySegment GpuAdamState::SignedRow(uint32_t chunk, const Segment& segment,
-                                     const UpdateRates& rates) const {
+                                     const kernels::UpdateRates& rates) const {
   return {.momentum = SignedMomentum(chunk, segment),
           .inverse_denominator = Variance(segment),
           .parameters = Values(segment),
-          .learning_rate = rates.learning_rate,
-          .weight_decay = rates.weight_decay};
+          .rates = rates};
 }
 
 float* GpuAdamState::Values(const Segment& segment) const {

@@ -31,6 +31,7 @@ class GpuAdamState final : public AdamState {
     Codec gradient = FLOAT32;
     Codec momentum = ONE_BIT;
     Codec apart = FLOAT32;
+    bool settles = false;  // whether the momentum also travels in `apart`
   };
   GpuAdamState(const Layout& layout, std::vector<absl::Span<float>> values, const Codecs& codecs,
                uint32_t threads, kernels::cuda::Gpu& gpu);
@@ -62,7 +63,7 @@ class GpuAdamState final : public AdamState {
 
   void AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
                 Payload answer) override;
-  void ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRates> rates,
+  void ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<kernels::UpdateRates> rates,
                      Payload answer) override;
   void RefreshStep(uint32_t chunk, Codec codec, RatesOf<kernels::RefreshRates> rates,
                    Payload answer) override;
@@ -100,12 +101,13 @@ class GpuAdamState final : public AdamState {
   void CompressSigns(Slot& slot, uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
                      absl::Span<const Gradient> gradients, uint8_t* out,
                      uint32_t* first_not_packed);
-  void ApplySigns(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer);
+  void ApplySigns(uint32_t chunk, RatesOf<kernels::UpdateRates> rates, Payload answer);
 
   // What moves a segment's parameters along its momentum, in each of its forms.
-  kernels::cuda::ApplyDenseSegment DenseRow(const Segment& segment, const UpdateRates& rates) const;
+  kernels::cuda::ApplyDenseSegment DenseRow(const Segment& segment,
+                                            const kernels::UpdateRates& rates) const;
   kernels::cuda::ApplySegment SignedRow(uint32_t chunk, const Segment& segment,
-                                        const UpdateRates& rates) const;
+                                        const kernels::UpdateRates& rates) const;
 
   const Chunk& ChunkAt(uint32_t chunk) const { return chunks_.layout().chunks()[chunk]; }
   float* Variance(const Segment& segment) const { return chunks_.In(variance_, segment); }

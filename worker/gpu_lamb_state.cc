@@ -102,7 +102,7 @@ void GpuLambState::Step(uint32_t chunk, RatesOf<StepRates> rates) {
       &Gpu::LambStep);
 }
 
-void GpuLambState::StepAlongMomentum(uint32_t chunk, RatesOf<AdamState::UpdateRates> rates) {
+void GpuLambState::StepAlongMomentum(uint32_t chunk, RatesOf<kernels::UpdateRates> rates) {
   if (adam_.momentum_is_signed_[chunk]) {
     return chunks_.Run(
         chunk,

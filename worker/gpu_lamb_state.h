@@ -29,7 +29,7 @@ class GpuLambState final : public LambState {
                       Payload answer) override;
   absl::Span<const kernels::LambSums> Sums() override;  // waits for the GPU
   void Step(uint32_t chunk, RatesOf<StepRates> rates) override;
-  void StepAlongMomentum(uint32_t chunk, RatesOf<AdamState::UpdateRates> rates) override;
+  void StepAlongMomentum(uint32_t chunk, RatesOf<kernels::UpdateRates> rates) override;
 
   void StartFreshVariance(uint32_t chunk, RatesOf<kernels::FreezeRates> rates) override;
   // All of these wait for the GPU.

@@ -142,27 +142,26 @@ void HostAdamState::ForEachDecompressedBlock(
   });
 }
 
-void HostAdamState::ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRates> rates,
+void HostAdamState::ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<kernels::UpdateRates> rates,
                                   Payload answer) {
   if (codec == ONE_BIT) return ApplySigns(chunk, rates, std::move(answer));
   const NumberCodec& number_codec = NumberCodecOf(codec, layout_);
   crew_.ForEachPart(chunk, [&](const Segment& part) {
-    const UpdateRates update = rates(part.tensor);
+    const kernels::UpdateRates update = rates(part.tensor);
     ForEachBlock(part, rule_.block_elements, [&](const Segment& block) {
       const absl::Span<float> momentum = MomentumOf(chunk, block);
       number_codec.Decompress(rule_, layout_.chunks()[chunk], block, answer.data(), momentum);
-      kernels::ApplyDenseMomentum(momentum, update.learning_rate, update.weight_decay,
-                                  VarianceOf(chunk, block), ValuesOf(block));
+      kernels::ApplyDenseMomentum(momentum, update, VarianceOf(chunk, block), ValuesOf(block));
     });
   });
 }
 
-void HostAdamState::ApplySigns(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer) {
+void HostAdamState::ApplySigns(uint32_t chunk, RatesOf<kernels::UpdateRates> rates,
+                               Payload answer) {
   crew_.ForEachPart(chunk, [&](const Segment& part) {
-    const UpdateRates update = rates(part.tensor);
-    kernels::ApplyMomentum(rule_, OneBitPart(layout_.chunks()[chunk], part, answer.data()),
-                           update.learning_rate, update.weight_decay, VarianceOf(chunk, part),
-                           ValuesOf(part));
+    const kernels::UpdateRates update = rates(part.tensor);
+    kernels::ApplyMomentum(rule_, OneBitPart(layout_.chunks()[chunk], part, answer.data()), update,
+                           VarianceOf(chunk, part), ValuesOf(part));
   });
   signed_momentum_[chunk] = std::move(answer);
   if (!keeps_dense_momentum_) dense_momentum_[chunk] = PageVector<float>();  // {} would keep it

@@ -47,7 +47,7 @@ class HostAdamState final : public AdamState {
 
   void AdamStep(uint32_t chunk, Codec codec, RatesOf<kernels::AdamRates> rates,
                 Payload answer) override;
-  void ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<UpdateRates> rates,
+  void ApplyMomentum(uint32_t chunk, Codec codec, RatesOf<kernels::UpdateRates> rates,
                      Payload answer) override;
   void RefreshStep(uint32_t chunk, Codec codec, RatesOf<kernels::RefreshRates> rates,
                    Payload answer) override;
@@ -76,7 +76,7 @@ class HostAdamState final : public AdamState {
 
   std::optional<uint32_t> CompressSigns(uint32_t chunk, RatesOf<kernels::MomentumRates> rates,
                                         absl::Span<const Gradient> gradients, uint8_t* payload);
-  void ApplySigns(uint32_t chunk, RatesOf<UpdateRates> rates, Payload answer);
+  void ApplySigns(uint32_t chunk, RatesOf<kernels::UpdateRates> rates, Payload answer);
   // A mean of gradients, in parts, on any of the crew's threads: as it came where that is dense,
   // and decompressed block by block otherwise.
   void ForEachGradient(

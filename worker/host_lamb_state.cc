@@ -73,19 +73,18 @@ void HostLambState::Step(uint32_t chunk, RatesOf<StepRates> rates) {
   });
 }
 
-void HostLambState::StepAlongMomentum(uint32_t chunk, RatesOf<AdamState::UpdateRates> rates) {
+void HostLambState::StepAlongMomentum(uint32_t chunk, RatesOf<kernels::UpdateRates> rates) {
   const Chunk& at = adam_.layout_.chunks()[chunk];
   const absl::Span<const uint8_t> momentum = adam_.signed_momentum_[chunk].span();
   adam_.crew_.ForEachPart(chunk, [&](const Segment& part) {
-    const AdamState::UpdateRates update = rates(part.tensor);
+    const kernels::UpdateRates update = rates(part.tensor);
     const absl::Span<const float> inverse_denominator = adam_.VarianceOf(chunk, part);
     if (momentum.empty()) {
-      kernels::ApplyDenseMomentum(adam_.MomentumOf(chunk, part), update.learning_rate,
-                                  update.weight_decay, inverse_denominator, adam_.ValuesOf(part));
+      kernels::ApplyDenseMomentum(adam_.MomentumOf(chunk, part), update, inverse_denominator,
+                                  adam_.ValuesOf(part));
     } else {
-      kernels::ApplyMomentum(adam_.rule_, OneBitPart(at, part, momentum.data()),
-                             update.learning_rate, update.weight_decay, inverse_denominator,
-                             adam_.ValuesOf(part));
+      kernels::ApplyMomentum(adam_.rule_, OneBitPart(at, part, momentum.data()), update,
+                             inverse_denominator, adam_.ValuesOf(part));
     }
   });
 }

@@ -26,7 +26,7 @@ class HostLambState final : public LambState {
                       Payload answer) override;
   absl::Span<const kernels::LambSums> Sums() override { return sums_; }
   void Step(uint32_t chunk, RatesOf<StepRates> rates) override;
-  void StepAlongMomentum(uint32_t chunk, RatesOf<AdamState::UpdateRates> rates) override;
+  void StepAlongMomentum(uint32_t chunk, RatesOf<kernels::UpdateRates> rates) override;
 
   void StartFreshVariance(uint32_t chunk, RatesOf<kernels::FreezeRates> rates) override;
   void GetFreshVariance(uint32_t chunk, float* numbers) const override;

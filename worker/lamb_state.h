@@ -39,7 +39,7 @@ class LambState {
   virtual absl::Span<const kernels::LambSums> Sums() = 0;
   // The second halves.
   virtual void Step(uint32_t chunk, RatesOf<StepRates> rates) = 0;
-  virtual void StepAlongMomentum(uint32_t chunk, RatesOf<AdamState::UpdateRates> rates) = 0;
+  virtual void StepAlongMomentum(uint32_t chunk, RatesOf<kernels::UpdateRates> rates) = 0;
 
   // The fresh variance begins as the one that AdamState::Freeze is about to invert.
   virtual void StartFreshVariance(uint32_t chunk, RatesOf<kernels::FreezeRates> rates) = 0;

@@ -35,8 +35,9 @@ std::unique_ptr<AdamState> NewState(const Layout& layout, const OptimizerOptions
   std::vector<absl::Span<float>> values;
   for (const Parameter& parameter : parameters) values.push_back(parameter.values);
   if (gpu == nullptr) return std::make_unique<HostAdamState>(layout, std::move(values), threads);
-  const GpuAdamState::Codecs codecs = {options.zero_one ? options.codec : options.warm_up_codec,
-                                       options.codec, options.variance_codec};
+  const GpuAdamState::Codecs codecs = {
+      options.zero_one ? options.codec : options.warm_up_codec, options.codec,
+      options.variance_codec, options.variance_refresh_interval == OptimizerOptions::kAuto};
   return std::make_unique<GpuAdamState>(layout, std::move(values), codecs, threads, *gpu);
 }
 
@@ -55,12 +56,30 @@ absl::Status CheckZeroOne(const OptimizerOptions& options) {
   return CheckZeroOneOptions(*options.zero_one, options.freeze_step);
 }
 
-// How far two looks at the variance may be apart: 1-bit Adam, section 7.1.
-constexpr double kSettled = 0.96;
+// Adam's own updates are a few learning rates at most. What one bit makes of them was at most 9 in
+// training that went well, at elements whose variance is at the floor.
+constexpr float kMostUpdate = 10;
+// In epsilons. Smaller momenta move parameters by less than a thousandth of a learning rate.
+constexpr double kLeastMomentum = 1e-3;
+// One-bit steps in a row in which most elements of a tensor meet kMostUpdate.
+constexpr uint64_t kMostStepsBeyond = 100;
 
 absl::string_view NameOf(const OptimizerOptions& options) {
   if (options.zero_one) return "0/1 adam";
   return options.lamb ? "1-bit lamb" : "1-bit adam";
+}
+
+// Of elements of one magnitude.
+double SumOfSquares(double magnitude, size_t elements) { return magnitude * magnitude * elements; }
+
+// A block that came in one bit has the same sum as from its scale, to the bit.
+double SumOfSquares(absl::Span<const float> block) {
+  const float magnitude = std::abs(block[0]);
+  const auto is_as_large = [magnitude](float m) { return std::abs(m) == magnitude; };
+  if (absl::c_all_of(block, is_as_large)) return SumOfSquares(magnitude, block.size());
+  double sum = 0;
+  for (const double m : block) sum += m * m;
+  return sum;
 }
 
 // What all workers have alike, in the order of STATE's payload.
@@ -68,14 +87,6 @@ constexpr AdamState::Field kFieldsOfState[] = {
     AdamState::Field::kParameters, AdamState::Field::kMomentum, AdamState::Field::kVariance};
 
 }  // namespace
-
-double Power(double base, uint64_t exponent) {
-  double power = 1;
-  for (; exponent > 0; exponent /= 2, base *= base) {
-    if (exponent % 2 == 1) power *= base;
-  }
-  return power;
-}
 
 absl::Status CheckOptions(const OptimizerOptions& options) {
   if (options.freeze_step == 0) {
@@ -93,6 +104,11 @@ absl::Status CheckOptions(const OptimizerOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("optimizer option variance_codec is ", CodecName(options.variance_codec),
                      ", but without variance_refresh_interval nothing travels in it"));
+  }
+  if (!options.bias_correction && options.variance_refresh_interval == OptimizerOptions::kAuto) {
+    return absl::InvalidArgumentError(
+        "without bias_correction variance_refresh_interval is a number, or 0: a variance that "
+        "follows the gradients (auto) is one that is corrected for its start");
   }
   if (options.variance_refresh_interval == 1) {
     return OptionError("variance_refresh_interval", 1, "at least 2, or 0 for never");
@@ -149,9 +165,12 @@ std::string DescribeOptions(const OptimizerOptions& options) {
   if (options.freeze_step == OptimizerOptions::kAuto) freeze = "auto";
   std::string description = absl::StrFormat(
       "%s bias_correction=%d freeze_step=%s warm_up_codec=%s variance_floor=%.17g "
-      "variance_refresh_interval=%d",
+      "variance_refresh_interval=%s",
       NameOf(options), options.bias_correction, freeze, CodecName(options.warm_up_codec),
-      options.variance_floor, options.variance_refresh_interval);
+      options.variance_floor,
+      options.variance_refresh_interval == OptimizerOptions::kAuto
+          ? "auto"
+          : absl::StrCat(options.variance_refresh_interval));
   // Not in checkpoints from before there was a choice; CheckSameJob names what is left out.
   if (options.codec != ONE_BIT) absl::StrAppend(&description, " codec=", CodecName(options.codec));
   if (options.variance_codec != FLOAT32) {
@@ -199,14 +218,21 @@ OneBitAdam::OneBitAdam(const Layout& layout, const OptimizerOptions& options,
       rule_{layout.options().block_elements(), layout.options().gamma()},
       parameters_(std::move(parameters)),
       has_error_(layout.chunks().size()),
+      scales_(layout.tensors().size()),
+      squares_(layout.chunks().size()),
       state_(NewState(layout, options, parameters_, threads, gpu)) {
-  if (options.freeze_step != OptimizerOptions::kAuto) {
+  const bool finds_freeze = options.freeze_step == OptimizerOptions::kAuto || Follows();
+  if (!finds_freeze || options.freeze_step == OptimizerOptions::kNever) {
     schedule_.set_freeze_step(options.freeze_step);
   }
+  for (uint32_t tensor = 0; tensor < scales_.size(); ++tensor) scales_[tensor].set_tensor(tensor);
 }
 
 void OneBitAdam::Restore(OptimizerState state) {
   schedule_ = std::move(state.schedule);
+  SetScales(state.scales);
+  knows_variance_ = Follows();  // otherwise with the next freeze
+  for (std::vector<double>& squares : squares_) squares.clear();
   for (size_t c = 0; c < layout_.chunks().size(); ++c) {
     const size_t first = layout_.chunks()[c].first_element;
     state_->Set(AdamState::Field::kVariance, c, state.variance.data() + first);
@@ -243,6 +269,7 @@ Payload OneBitAdam::State(uint32_t chunk) const {
 
 void OneBitAdam::SetState(uint32_t chunk, absl::Span<const uint8_t> state) {
   const auto* numbers = reinterpret_cast<const float*>(state.data());
+  squares_[chunk].clear();
   for (const AdamState::Field field : kFieldsOfState) {
     state_->Set(field, chunk, numbers);
     numbers += layout_.chunks()[chunk].elements;
@@ -262,6 +289,10 @@ uint32_t OneBitAdam::groups() const {
 OneBitAdam::Stage OneBitAdam::StageOf(uint64_t step) const {
   const uint64_t freeze_step = schedule_.freeze_step();
   if (freeze_step == 0 || step < freeze_step) return Stage::kWarmUp;
+  if (Follows()) {
+    if (VariancePlan::Settles(schedule_, step)) return Stage::kSettle;
+    return VariancePlan::Refreshes(schedule_, step) ? Stage::kRefresh : Stage::kOneBit;
+  }
   const uint64_t interval = options_.variance_refresh_interval;
   const bool refreshes = interval > 0 && step > freeze_step && (step - freeze_step) % interval == 0;
   return refreshes ? Stage::kRefresh : Stage::kOneBit;
@@ -281,6 +312,7 @@ Codec OneBitAdam::codec() const {
   switch (stage_) {
     case Stage::kOneBit:
       return options_.codec;
+    case Stage::kSettle:
     case Stage::kRefresh:
       return options_.variance_codec;
     case Stage::kWarmUp:
@@ -295,6 +327,10 @@ void OneBitAdam::BeginStep(uint64_t step, absl::Span<const GroupRates> rates) {
   if (is_new && schedule_.freeze_step() == 0) LookAtVariance(step);
   SetStage(step);
   FreezeIfDue(step);
+  // The plan asks for the variances that have just been frozen.
+  if (is_new) PlanRefreshes(step);
+  stage_ = StageOf(step);
+  FindFirstGradients();
   if (is_new) Count(step);
 }
 
@@ -307,6 +343,7 @@ void OneBitAdam::FreezeIfDue(uint64_t step) {
 void OneBitAdam::FollowStep(uint64_t step, const StepRates& rates) {
   SetRates(signpost::RatesOf(rates));
   schedule_ = rates.schedule();
+  SetScales(rates.scales());
   SetStage(step);
 }
 
@@ -322,20 +359,115 @@ void OneBitAdam::Count(uint64_t step) {
 }
 
 void OneBitAdam::LookAtVariance(uint64_t step) {
-  const auto interval = static_cast<uint64_t>(std::lround(1 / (1 - rates_[0].beta2)));
-  if (step == 0 || step % interval != 0) return;
-  const double correction = options_.bias_correction ? 1 / (1 - Power(rates_[0].beta2, step)) : 1;
-  double norm = 0;
+  const bool is_auto = options_.freeze_step == OptimizerOptions::kAuto;
+  const uint64_t interval = LookInterval(rates_[0].beta2);
+  // Where the freeze step is given one of the looks is there.
+  const uint64_t first = is_auto ? 2 * interval : options_.freeze_step;
+  if (step == 0 || step % interval != first % interval) return;
+  double sum = 0;
   for (uint32_t tensor = 0; tensor < parameters_.size(); ++tensor) {
-    norm += state_->SumOfVariance(tensor) * correction;
+    sum += state_->SumOfVariance(tensor);
   }
-  const double before = schedule_.variance_norm();
-  schedule_.set_variance_norm(norm);
-  const bool is_steady = before > 0 && norm >= kSettled * before && kSettled * norm <= before;
-  if (is_steady && schedule_.risen_step() + interval <= step) schedule_.set_freeze_step(step);
+  const double before = schedule_.variance_sum();
+  schedule_.set_variance_sum(sum);
+  const auto memory = static_cast<uint64_t>(std::llround(1 / (1 - rates_[0].beta1)));
+  const bool rose = schedule_.risen_step() > 0 && schedule_.risen_step() + memory > step;
+  if (step < first || (is_auto && rose)) return;
+  if (!VarianceFits(sum, before, rates_[0].beta2, step, std::min(step, interval))) return;
+  schedule_.set_freeze_step(step);
+  if (Follows()) VariancePlan(schedule_).Freeze(step);
+}
+
+void OneBitAdam::PlanRefreshes(uint64_t step) {
+  if (schedule_.freeze_step() == 0 || step <= schedule_.freeze_step()) return;
+  const Stage last = StageOf(step - 1);
+  const bool fits = last != Stage::kOneBit || MomentumFits();
+  if (!Follows()) return;
+  VariancePlan plan(schedule_);
+  uint64_t youngest = 0;
+  for (const TensorScale& scale : scales_) {
+    if (!(scale.mean_variance() > 0)) continue;
+    youngest = std::max(youngest, scale.first_step());
+    const bool is_new = last == Stage::kRefresh && scale.first_step() >= schedule_.refresh_step();
+    if (is_new) plan.Extend(scale.first_step());
+  }
+  plan.BeginStep(step, fits, youngest);
+}
+
+bool OneBitAdam::MomentumFits() {
+  if (options_.codec != ONE_BIT || !knows_variance_) return true;
+  std::vector<double> squares(scales_.size());
+  for (uint32_t c = 0; c < squares_.size(); ++c) {
+    if (squares_[c].empty()) squares_[c] = SquaresOf(c, /*payload=*/nullptr);
+    for (size_t s = 0; s < squares_[c].size(); ++s) {
+      squares[layout_.chunks()[c].segments[s].tensor] += squares_[c][s];
+    }
+  }
+  bool fits = true;
+  std::optional<uint32_t> beyond;
+  for (uint32_t tensor = 0; tensor < squares.size(); ++tensor) {
+    const double momentum = squares[tensor] / parameters_[tensor].values.size();
+    // Beside epsilon it moves nothing.
+    if (momentum <= std::pow(kLeastMomentum * RatesOfTensor(tensor).epsilon, 2)) continue;
+    const double variance = scales_[tensor].mean_variance();
+    fits = fits && momentum <= std::pow(VariancePlan::kMostMomentum, 2) * variance;
+    const bool is_beyond = momentum > kMostUpdate * kMostUpdate * variance;
+    if (is_beyond && !beyond) beyond = tensor;
+  }
+  steps_beyond_ = beyond ? steps_beyond_ + 1 : 0;
+  if (steps_beyond_ == kMostStepsBeyond && options_.bias_correction) SetDiverged(*beyond);
+  return fits;
+}
+
+void OneBitAdam::SetDiverged(uint32_t tensor) {
+  const std::string name = DescribeTensor(layout_.tensors()[tensor]);
+  const uint64_t step = schedule_.begun_steps();
+  if (scales_[tensor].mean_variance() > 0) {
+    diverged_ = absl::OutOfRangeError(absl::StrFormat(
+        "the training has diverged at step %d: for %d one-bit steps the momentum of tensor %s has "
+        "been over %g times the gradients of its frozen variance. Take a lower learning rate, clip "
+        "gradients, or use 1-bit Adam with variance_refresh_interval auto, whose variance follows",
+        step, kMostStepsBeyond, name, kMostUpdate));
+    return;
+  }
+  diverged_ = absl::OutOfRangeError(absl::StrFormat(
+      "tensor %s had no gradient before its variance was frozen at step %d, has had some for %d "
+      "steps up to step %d, and cannot move. Freeze it later, or use 1-bit Adam with "
+      "variance_refresh_interval auto, whose variance follows",
+      name, schedule_.freeze_step(), kMostStepsBeyond, step));
+}
+
+std::vector<double> OneBitAdam::SquaresOf(uint32_t chunk, const uint8_t* payload) const {
+  const Chunk& at = layout_.chunks()[chunk];
+  const PageVector<float> momentum = payload == nullptr ? Momentum(chunk) : PageVector<float>();
+  std::vector<double> squares;
+  for (const Segment& segment : at.segments) {
+    double& sum = squares.emplace_back();
+    size_t number = 0;
+    ForEachBlock(segment, rule_.block_elements, [&](const Segment& block) {
+      sum += payload == nullptr
+                 ? SumOfSquares({momentum.data() + block.chunk_offset, block.elements})
+                 : SumOfSquares(OneBitPart(at, segment, payload).scales[number], block.elements);
+      ++number;
+    });
+  }
+  return squares;
+}
+
+void OneBitAdam::FindFirstGradients() {
+  if (!Follows() || stage_ != Stage::kRefresh) return;
+  for (TensorScale& scale : scales_) {
+    if (scale.mean_variance() == 0) scale.set_first_step(step_);
+  }
+}
+
+float OneBitAdam::MostUpdate() const {
+  const bool is_bounded = options_.bias_correction && !options_.lamb && !options_.zero_one;
+  return is_bounded ? kMostUpdate : std::numeric_limits<float>::infinity();
 }
 
 void OneBitAdam::FreezeVariance(bool is_first) {
+  knows_variance_ = true;
   std::vector<kernels::FreezeRates> by_tensor;
   for (uint32_t tensor = 0; tensor < parameters_.size(); ++tensor) {
     const Parameter& parameter = parameters_[tensor];
@@ -348,8 +480,10 @@ void OneBitAdam::FreezeVariance(bool is_first) {
     rates.momentum_correction = static_cast<float>(momentum_correction);
     rates.variance_correction = static_cast<float>(variance_correction);
     rates.epsilon = static_cast<float>(group.epsilon);
-    const double mean = state_->SumOfVariance(tensor) / parameter.values.size();
-    rates.floor = static_cast<float>(options_.variance_floor * mean * variance_correction);
+    const double mean =
+        state_->SumOfVariance(tensor) / parameter.values.size() * variance_correction;
+    rates.floor = static_cast<float>(options_.variance_floor * mean);
+    scales_[tensor].set_mean_variance(mean);
     rates.lifts_zeros = LiftsZeros();
   }
   schedule_.clear_epsilons();
@@ -373,7 +507,8 @@ std::optional<uint32_t> OneBitAdam::Compress(uint32_t chunk, absl::Span<const Gr
         chunk, codec(), [this](uint32_t tensor) { return LossUnitOf(RatesOfTensor(tensor)); },
         gradients, payload, std::move(later));
   }
-  if (stage_ == Stage::kOneBit) {
+  if (stage_ == Stage::kSettle) state_->MakeMomentumDense(chunk);
+  if (IsOfMomentum(stage_)) {
     return state_->CompressMomentum(
         chunk, codec(), [this](uint32_t tensor) { return MomentumRatesOf(RatesOfTensor(tensor)); },
         gradients, payload, std::move(later));
@@ -397,10 +532,15 @@ float OneBitAdam::ErrorScaleOf(const GroupRates& rates) const {
 
 void OneBitAdam::Apply(uint32_t chunk, Answer answer) {
   if (options_.as_deepspeed && step_ == 0) return;
+  squares_[chunk].clear();
   switch (stage_) {
     case Stage::kWarmUp:
       return ApplyGradient(chunk, std::move(answer.payload));
     case Stage::kOneBit:
+      if (codec() == ONE_BIT) squares_[chunk] = SquaresOf(chunk, answer.payload.data());
+      return ApplyMomentum(chunk, std::move(answer.payload));
+    case Stage::kSettle:
+      state_->MakeMomentumDense(chunk);  // where this worker did not compress it
       return ApplyMomentum(chunk, std::move(answer.payload));
     case Stage::kRefresh:
       state_->MakeMomentumDense(chunk);
@@ -420,8 +560,8 @@ void OneBitAdam::ApplyMomentum(uint32_t chunk, Payload answer) {
       chunk, codec(),
       [this](uint32_t tensor) {
         const GroupRates& rates = RatesOfTensor(tensor);
-        return AdamState::UpdateRates{static_cast<float>(rates.learning_rate),
-                                      static_cast<float>(rates.weight_decay)};
+        return kernels::UpdateRates{static_cast<float>(rates.learning_rate),
+                                    static_cast<float>(rates.weight_decay), MostUpdate()};
       },
       std::move(answer));
 }
@@ -447,17 +587,35 @@ kernels::AdamRates OneBitAdam::AdamRatesOf(uint32_t tensor) const {
 
 kernels::RefreshRates OneBitAdam::RefreshRatesOf(uint32_t tensor) const {
   const GroupRates& group = RatesOfTensor(tensor);
-  const double kept_variance = Power(group.beta2, options_.variance_refresh_interval);
+  const RefreshWeights weights = RefreshWeightsOf(tensor);
   const double learning_rate = group.learning_rate * ScaleOf(tensor);
+  const uint64_t first_step = scales_[tensor].first_step();
+  const bool is_still = first_step > 0 && step_ < first_step + VariancePlan::kStillSteps;
   return {
       .beta1 = static_cast<float>(group.beta1),
       .one_minus_beta1 = static_cast<float>(1 - group.beta1),
-      .kept_variance = static_cast<float>(kept_variance),
-      .one_minus_kept_variance = static_cast<float>(1 - kept_variance),
-      .learning_rate = static_cast<float>(learning_rate),
+      .kept_variance = static_cast<float>(weights.kept),
+      .one_minus_kept_variance = static_cast<float>(weights.added),
+      .learning_rate = is_still ? 0 : static_cast<float>(learning_rate),
       .epsilon = FrozenEpsilon(tensor),
       .decay = static_cast<float>(learning_rate * group.weight_decay),
+      .most_update = MostUpdate(),
   };
+}
+
+RefreshWeights OneBitAdam::RefreshWeightsOf(uint32_t tensor) const {
+  const double beta2 = RatesOfTensor(tensor).beta2;
+  if (Follows()) {
+    const uint64_t first_step = scales_[tensor].first_step();
+    const uint64_t steps_before = VariancePlan::StepsBefore(schedule_, step_, first_step);
+    const bool is_new = first_step >= schedule_.refresh_step();
+    const uint64_t steps = is_new ? uint64_t{1} : VariancePlan::StepsOf(schedule_, step_);
+    return WeightsOfRefresh(beta2, steps_before, steps);
+  }
+  const uint64_t interval = options_.variance_refresh_interval;
+  if (options_.bias_correction) return WeightsOfRefresh(beta2, step_ - interval, interval);
+  const double kept = Power(beta2, interval);
+  return {kept, 1 - kept};
 }
 
 float OneBitAdam::FrozenEpsilon(uint32_t tensor) const {
@@ -471,7 +629,7 @@ std::vector<float> OneBitAdam::FrozenEpsilons() const {
   std::vector<float> epsilons;
   // In a local step of 0/1 Adam the step that begun_steps counts has begun, and is not over.
   const uint64_t begun = schedule_.begun_steps() + (schedule_.local_steps() > 0 ? 1 : 0);
-  if (begun == 0 || StageOf(begun - 1) != Stage::kOneBit) return epsilons;
+  if (begun == 0 || !IsOfMomentum(StageOf(begun - 1))) return epsilons;
   for (uint32_t tensor = 0; tensor < parameters_.size(); ++tensor) {
     epsilons.push_back(FrozenEpsilon(tensor));
   }
@@ -484,7 +642,7 @@ void OneBitAdam::ThawChunk(uint32_t chunk) {
 }
 
 void OneBitAdam::TakeBack(uint32_t chunk, const uint8_t* payload) {
-  const bool has_share = stage_ == Stage::kOneBit;
+  const bool has_share = IsOfMomentum(stage_);
   if (payload != nullptr) {
     PutBack(chunk, payload, has_share ? MomentumShare::kStays : MomentumShare::kNone);
   }
@@ -492,7 +650,7 @@ void OneBitAdam::TakeBack(uint32_t chunk, const uint8_t* payload) {
 }
 
 void OneBitAdam::KeepInput(uint32_t chunk, const uint8_t* payload) {
-  const bool has_share = stage_ == Stage::kOneBit;
+  const bool has_share = IsOfMomentum(stage_);
   PutBack(chunk, payload, has_share ? MomentumShare::kGoesBack : MomentumShare::kNone);
 }
 
@@ -517,6 +675,27 @@ void OneBitAdam::PutBack(uint32_t chunk_index, const uint8_t* payload, MomentumS
     }
   });
   state_->AddToError(chunk_index, codec(), payload, of_payload, of_momentum);
+}
+
+TensorScales OneBitAdam::ScalesOf(uint32_t chunk) const {
+  TensorScales scales;
+  if (!HasScales()) return scales;
+  for (const Segment& segment : layout_.chunks()[chunk].segments) {
+    *scales.Add() = scales_[segment.tensor];
+  }
+  return scales;
+}
+
+TensorScales OneBitAdam::Scales() const {
+  return HasScales() ? TensorScales{scales_.begin(), scales_.end()} : TensorScales();
+}
+
+void OneBitAdam::SetScales(const TensorScales& scales) {
+  if (!HasScales()) return;
+  knows_variance_ = Follows();
+  for (const TensorScale& scale : scales) {
+    if (scale.tensor() < scales_.size()) scales_[scale.tensor()] = scale;
+  }
 }
 
 PageVector<float> OneBitAdam::Momentum(uint32_t chunk) const {

@@ -35,20 +35,23 @@
 #include "worker/optimizer_state.h"
 #include "worker/page_vector.h"
 #include "worker/parameter.h"
+#include "worker/power.h"
+#include "worker/variance_plan.h"
 #include "worker/zero_one_options.h"
 
 namespace signpost {
 
 struct OptimizerOptions {
   static constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();
-  // The variance is looked at every D = 1 / (1 - beta2) steps (beta2 of the first group), and is
-  // frozen once the mean of its bias-corrected values has changed by at most 4% since the last
-  // look, and no group's learning rate has risen since. After section 7.1 of the paper, which lets
-  // a mean that grows pass for one that is settled, and knows the learning rate's warm-up.
+  // A freeze_step of kAuto: the variance is frozen at the first look but one (LookInterval of the
+  // first group's beta2) at which it fits the gradients (VarianceFits) and no learning rate has
+  // risen for 1 / (1 - beta1) steps. A variance_refresh_interval of kAuto: the variance follows
+  // (VariancePlan).
   static constexpr uint64_t kAuto = kNever - 1;
 
   bool bias_correction = true;
-  // Steps of warm-up; kNever is plain Adam. At least 1: there is no variance to freeze before.
+  // Steps of warm-up; kNever is plain Adam. At least 1: there is no variance to freeze before. A
+  // variance that follows is frozen at the first look from then on at which it fits the gradients.
   uint64_t freeze_step = kNever;
   // How gradients travel in the warm-up, and the momentum after it: any that CheckCodecOption
   // (proto/codec.h) takes. 0/1 Adam's gradients travel as its momentum.
@@ -60,8 +63,8 @@ struct OptimizerOptions {
   // At the freeze the variance is raised to at least this fraction of its tensor's mean.
   double variance_floor = 0.01;
   // Every so many steps after the freeze step gradients travel in variance_codec, and the variance
-  // is estimated anew: with K steps since the last estimate v = beta2^K v + (1 - beta2^K) g^2. At
-  // least 2; 0: never.
+  // is estimated anew: with K steps since the last estimate v = beta2^K v + (1 - beta2^K) g^2,
+  // corrected for its start. At least 2; 0: never. kAuto: when it is due, or no longer fits.
   uint64_t variance_refresh_interval = 0;
   // Neither: 1-bit Adam, or Adam. Otherwise 1-bit LAMB, or LAMB; or 0/1 Adam.
   std::optional<LambOptions> lamb = std::nullopt;
@@ -82,9 +85,6 @@ std::string DescribeOptions(const OptimizerOptions& options);
 
 // JobOptions.state_numbers.
 uint32_t StateNumbers(const OptimizerOptions& options);
-
-// base^exponent by multiplications alone, which are the same on every machine.
-double Power(double base, uint64_t exponent);
 
 // What may change from step to step, per parameter group. Bias corrections are those of the step's
 // betas, as PyTorch has them. While the variance is frozen a new epsilon waits for the next freeze.
@@ -118,7 +118,8 @@ class OneBitAdam : public Optimizer {
   virtual void Restore(OptimizerState state);
   void SetValues(absl::Span<const float> values);  // of all parameters, in layout order
 
-  absl::Status Check() const override { return state_->Check(); }
+  // OUT_OF_RANGE, which names step and tensor, once the training has diverged.
+  absl::Status Check() const override { return diverged_.ok() ? state_->Check() : diverged_; }
   absl::Status SetStream(kernels::cuda::Stream stream) override {
     return state_->SetStream(stream);
   }
@@ -141,6 +142,11 @@ class OneBitAdam : public Optimizer {
   // after a refresh. A tensor's mean goes into that.
   bool FreezesBefore(uint64_t step) const override;
   bool HasFrozenFor(uint64_t step) const override { return frozen_for_ == step; }
+
+  // Scales are empty unless options.lamb, or the variance follows.
+  TensorScales ScalesOf(uint32_t chunk) const override;
+  TensorScales Scales() const override;
+  void SetScales(const TensorScales& scales) override;
 
   absl::Status CheckRates(absl::Span<const GroupRates> rates) const override;
   uint32_t groups() const override;
@@ -179,7 +185,8 @@ class OneBitAdam : public Optimizer {
   PageVector<float> Momentum(uint32_t chunk) const;
 
  protected:
-  enum class Stage { kWarmUp, kOneBit, kRefresh };
+  // kSettle: the momentum travels as in kOneBit, but in variance_codec; see VariancePlan.
+  enum class Stage { kWarmUp, kOneBit, kSettle, kRefresh };
 
   // How 1-bit LAMB differs: what a step's answer does in each of the first two stages, by what a
   // tensor's learning rate is multiplied in a refresh, and what comes before the variance is
@@ -209,6 +216,12 @@ class OneBitAdam : public Optimizer {
   const OptimizerOptions& options() const { return options_; }
   AdamState& state() { return *state_; }
   Schedule& mutable_schedule() { return schedule_; }
+  // The largest update of an element, in learning rates. LAMB's have a length of their own, 0/1
+  // Adam takes local steps, and without bias correction the first ones are larger: then there is
+  // none.
+  float MostUpdate() const;
+  TensorScale& scale(uint32_t tensor) { return scales_[tensor]; }
+  const TensorScale& scale(uint32_t tensor) const { return scales_[tensor]; }
   // If FreezesBefore(step).
   void FreezeIfDue(uint64_t step);
   void SetHasError(uint32_t chunk) { has_error_[chunk] = true; }
@@ -219,8 +232,27 @@ class OneBitAdam : public Optimizer {
 
  private:
   Stage StageOf(uint64_t step) const;
-  // Where the job finds the freeze step itself: if it is time for a look, and `step` is the one.
+  // Returns whether the momentum travels, and inverse denominators are in the variance's place.
+  static bool IsOfMomentum(Stage stage) {
+    return stage == Stage::kOneBit || stage == Stage::kSettle;
+  }
+  // Returns whether the variance follows the gradients.
+  bool Follows() const { return options_.variance_refresh_interval == OptimizerOptions::kAuto; }
+  bool HasScales() const { return options_.lamb || Follows(); }
+  // Where the job finds the freeze step itself: takes a look if it is time for one, and sets
+  // freeze_step to `step` if the variance fits.
   void LookAtVariance(uint64_t step);
+  // At the begin of `step`: looks at the last step's momentum, and where the variance follows plans
+  // refreshes.
+  void PlanRefreshes(uint64_t step);
+  // At the begin of a step that refreshes: notes tensors whose first gradient may be in it.
+  void FindFirstGradients();
+  // Returns whether no tensor's momentum is too large for its variance. Sets diverged_ where it has
+  // been far too large for long.
+  bool MomentumFits();
+  void SetDiverged(uint32_t tensor);
+  // The sums of squares of the chunk's momentum, by segment, as one bit has them.
+  std::vector<double> SquaresOf(uint32_t chunk, const uint8_t* payload) const;
   // Takes account of a step and its learning rates.
   void Count(uint64_t step);
   void FreezeVariance(bool is_first);
@@ -230,6 +262,7 @@ class OneBitAdam : public Optimizer {
   float LossUnitOf(const GroupRates& rates) const;
   kernels::AdamRates AdamRatesOf(uint32_t tensor) const;
   kernels::RefreshRates RefreshRatesOf(uint32_t tensor) const;
+  RefreshWeights RefreshWeightsOf(uint32_t tensor) const;
 
   const Layout& layout_;
   const OptimizerOptions options_;
@@ -244,6 +277,12 @@ class OneBitAdam : public Optimizer {
   std::optional<uint64_t> frozen_for_;  // the last step before which the variance was frozen
 
   std::vector<bool> has_error_;  // by chunk; false: all zero
+  std::vector<TensorScale> scales_;
+  // The SquaresOf each chunk's momentum; empty where they have to be computed again.
+  std::vector<std::vector<double>> squares_;
+  bool knows_variance_ = false;  // whether scales_ has the means that were frozen
+  uint64_t steps_beyond_ = 0;    // calls of MomentumFits in a row that saw one far too large
+  absl::Status diverged_;
   const std::unique_ptr<AdamState> state_;
 };
 

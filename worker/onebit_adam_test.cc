@@ -1,5 +1,6 @@
 #include "worker/onebit_adam.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -266,32 +267,134 @@ TEST_P(OneBitAdamTest, ARefreshUndoesAFreezeWithTheEpsilonThatItHad) {
   EXPECT_EQ(variances[0], variances[1]);
 }
 
-TEST_P(OneBitAdamTest, AutoFreezesOnceTheVarianceHasSettled) {
+TEST_P(OneBitAdamTest, AutoFreezesOnceTheVarianceFitsTheGradients) {
   Start({.freeze_step = OptimizerOptions::kAuto});
   const GroupRates rates = {.beta2 = 0.75};  // looks at it every 4 steps
-  for (uint64_t step = 0; step < 12; ++step) {
-    // Steady from step 4 on; what was before has lost its weight (0.75^8) only between 8 and 12.
-    gradient_.assign(gradient_.size(), step < 4 ? 2 : 1);
+  for (uint64_t step = 0; step < 13; ++step) {
+    // Of the first gradients' squares, 64 times the later ones', 0.75^4 are left at step 8.
+    gradient_.assign(gradient_.size(), step < 4 ? 8 : 1);
     Step(step, {rates, rates});
-    EXPECT_EQ(adam_->codec(), FLOAT32) << step;
+    EXPECT_EQ(adam_->codec(), step < 12 ? FLOAT32 : ONE_BIT) << step;
   }
-  for (uint64_t step = 12; adam_->codec() == FLOAT32; ++step) {
-    ASSERT_LT(step, 40);
-    Step(step, {rates, rates});
-  }
-  EXPECT_EQ(adam_->schedule().freeze_step() % 4, 0);
+  EXPECT_EQ(adam_->schedule().freeze_step(), 12);
 }
 
 TEST_P(OneBitAdamTest, AutoDoesNotFreezeWhileALearningRateRises) {
   Start({.freeze_step = OptimizerOptions::kAuto});
   gradient_.assign(gradient_.size(), 1);
-  for (uint64_t step = 0; step < 20; ++step) {
+  for (uint64_t step = 0; step < 24; ++step) {
     const GroupRates steady = {.beta2 = 0.75};
     // It rises for the last time in step 9.
     const GroupRates rising = {.learning_rate = 1e-3 * std::min<int>(step, 9), .beta2 = 0.75};
     Step(step, {steady, rising});
   }
-  EXPECT_EQ(adam_->schedule().freeze_step(), 16) << "the first look that is 4 steps after it";
+  EXPECT_EQ(adam_->schedule().freeze_step(), 20) << "the first look that is 10 steps after it";
+}
+
+constexpr OptimizerOptions kFollowing = {.freeze_step = 4,
+                                         .variance_refresh_interval = OptimizerOptions::kAuto};
+
+TEST_P(OneBitAdamTest, AFollowingVarianceIsNotFrozenBeforeThereAreGradients) {
+  Start(kFollowing);
+  const GroupRates rates = {.beta2 = 0.75};
+  for (uint64_t step = 0; step < 21; ++step) {
+    gradient_.assign(gradient_.size(), step < 14 ? 0 : 1);
+    Step(step, {rates, rates});
+    EXPECT_EQ(adam_->codec(), step < 16 ? FLOAT32 : ONE_BIT) << step;
+  }
+}
+
+TEST_P(OneBitAdamTest, AFollowingVarianceTakesInATensorsFirstGradient) {
+  Start(kFollowing);
+  constexpr uint64_t kFirst = 86;  // no refresh is planned before step 96
+  float largest = 0;
+  for (uint64_t step = 0; step < kFirst + 76; ++step) {
+    FillGradient(step);
+    if (step < kFirst) std::fill(gradient_.begin() + kWeights, gradient_.end(), 0);
+    const std::vector<float> before = values_;
+    Step(step, {{}, {}});
+    for (size_t i = kWeights; i < values_.size(); ++i) {
+      const float update = std::abs(values_[i] - before[i]) / 1e-3f;
+      // The answer that tells of the gradient is that of step 86, and has no variance; nor have the
+      // next steps one of enough gradients.
+      if (step <= kFirst + 1 + VariancePlan::kStillSteps) {
+        EXPECT_EQ(update, 0) << "step " << step << ", element " << i;
+      }
+      largest = std::max(largest, update);
+    }
+    // The next step settles the momentum.
+    const bool is_dense = step > kFirst && step <= kFirst + 1 + VariancePlan::kFirstSteps;
+    if (step >= kFirst) {
+      EXPECT_EQ(adam_->codec(), is_dense ? FLOAT32 : ONE_BIT) << step;
+    }
+  }
+  EXPECT_GT(largest, 0.1f);
+  EXPECT_LT(largest, 3.3f) << "the first update of an element of Adam's is at most that large";
+}
+
+TEST_P(OneBitAdamTest, AFollowingVarianceGrowsWithTheGradientsAndUpdatesAreBounded) {
+  Start(kFollowing);
+  float mean = 0;
+  for (uint64_t step = 0; step < 60; ++step) {
+    FillGradient(step);
+    if (step >= 20) {
+      for (float& g : gradient_) g *= 1000;
+    }
+    const std::vector<float> before = values_;
+    Step(step, {{}, {}});
+    mean = 0;
+    for (size_t i = 0; i < values_.size(); ++i) {
+      const float update = std::abs(values_[i] - before[i]) / 1e-3f;
+      EXPECT_LE(update, 10.01f) << "step " << step << ", element " << i;
+      mean += update / values_.size();
+    }
+  }
+  EXPECT_LT(mean, 3);
+}
+
+TEST_P(OneBitAdamTest, SaysThatTrainingHasDivergedWhereUpdatesStayAtTheirBound) {
+  Start({.freeze_step = 4});  // and does not follow
+  absl::Status status;
+  uint64_t step = 0;
+  for (; step < 400 && status.ok(); ++step) {
+    gradient_.assign(gradient_.size(), step < 20 ? 1 : 1e5f);
+    adam_->BeginStep(step, std::vector<GroupRates>(2));
+    for (uint32_t chunk = 0; chunk < layout_->chunks().size(); ++chunk) {
+      Answer answer;
+      Compress(chunk, answer.payload);
+      adam_->Apply(chunk, std::move(answer));
+    }
+    status = adam_->Check();
+  }
+  EXPECT_EQ(step, 121) << "the 100th large answer is that of step 119";
+  EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange) << status;
+  EXPECT_THAT(
+      std::string(status.message()),
+      testing::AllOf(testing::HasSubstr("diverged at step 120"), testing::HasSubstr("'weights'"),
+                     testing::HasSubstr("lower learning rate")));
+}
+
+TEST_P(OneBitAdamTest, SaysThatATensorCannotMoveWhereItsFirstGradientComesBehindTheFreeze) {
+  Start({.freeze_step = 4});
+  absl::Status status;
+  uint64_t step = 0;
+  for (; step < 400 && status.ok(); ++step) {
+    FillGradient(step);
+    if (step < 20) std::fill(gradient_.begin() + kWeights, gradient_.end(), 0);
+    adam_->BeginStep(step, std::vector<GroupRates>(2));
+    for (uint32_t chunk = 0; chunk < layout_->chunks().size(); ++chunk) {
+      Answer answer;
+      Compress(chunk, answer.payload);
+      adam_->Apply(chunk, std::move(answer));
+    }
+    status = adam_->Check();
+  }
+  EXPECT_EQ(step, 121);
+  EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange) << status;
+  EXPECT_THAT(std::string(status.message()),
+              testing::AllOf(testing::HasSubstr("tensor 'biases'"),
+                             testing::HasSubstr("no gradient before its variance was frozen at "
+                                                "step 4")));
 }
 
 TEST_P(OneBitAdamTest, AnElementWithoutVarianceGetsNoUpdateAfterTheFreeze) {
@@ -551,6 +654,7 @@ TEST(DescribeOptions, DiffersWhereAnyOptionDoes) {
       {.variance_codec = INT8},
       {.variance_floor = 0},
       {.variance_refresh_interval = 10},
+      {.variance_refresh_interval = OptimizerOptions::kAuto},
   };
   for (const OptimizerOptions& a : variants) {
     for (const OptimizerOptions& b : variants) {

@@ -19,17 +19,14 @@ OneBitLamb::OneBitLamb(const Layout& layout, const OptimizerOptions& options,
                        std::vector<Parameter> parameters, uint32_t threads, kernels::cuda::Gpu* gpu)
     : OneBitAdam(layout, options, std::move(parameters), threads, gpu),
       lamb_(state().NewLambState()),
-      scales_(layout.tensors().size()),
       awaits_end_(layout.chunks().size()) {
-  for (uint32_t tensor = 0; tensor < scales_.size(); ++tensor) {
-    scales_[tensor].set_tensor(tensor);
-    scales_[tensor].set_ratio(1);
-    scales_[tensor].set_factor(1);
+  for (uint32_t tensor = 0; tensor < layout.tensors().size(); ++tensor) {
+    scale(tensor).set_ratio(1);
+    scale(tensor).set_factor(1);
   }
 }
 
 void OneBitLamb::Restore(OptimizerState saved) {
-  SetScales(saved.scales);
   if (!saved.fresh_variance.empty()) {
     for (size_t c = 0; c < layout().chunks().size(); ++c) {
       const size_t first = layout().chunks()[c].first_element;
@@ -77,30 +74,25 @@ void OneBitLamb::ApplyMomentum(uint32_t chunk, Payload answer) {
 
 void OneBitLamb::BeforeFreeze(AdamState::RatesOf<kernels::FreezeRates> rates) {
   for (size_t c = 0; c < layout().chunks().size(); ++c) lamb_->StartFreshVariance(c, rates);
-  for (TensorScale& scale : scales_) scale.set_factor(1);
-}
-
-void OneBitLamb::FollowStep(uint64_t step, const StepRates& rates) {
-  OneBitAdam::FollowStep(step, rates);
-  SetScales(rates.scales());
+  for (uint32_t t = 0; t < layout().tensors().size(); ++t) scale(t).set_factor(1);
 }
 
 void OneBitLamb::EndStep() {
   if (!absl::c_linear_search(awaits_end_, true)) return;
   const std::vector<Norms> norms = NormsOfTensors();
-  for (uint32_t tensor = 0; tensor < scales_.size(); ++tensor) {
+  for (uint32_t tensor = 0; tensor < norms.size(); ++tensor) {
     if (!norms[tensor].is_in_step) continue;
     if (stage() == Stage::kWarmUp) {
-      UpdateRatio(norms[tensor], scales_[tensor]);
+      UpdateRatio(norms[tensor], scale(tensor));
     } else {
-      UpdateFactor(norms[tensor], scales_[tensor]);
+      UpdateFactor(norms[tensor], scale(tensor));
     }
   }
   for (uint32_t chunk = 0; chunk < awaits_end_.size(); ++chunk) Step(chunk);
 }
 
 std::vector<OneBitLamb::Norms> OneBitLamb::NormsOfTensors() {
-  std::vector<Norms> tensors(scales_.size());
+  std::vector<Norms> tensors(layout().tensors().size());
   const absl::Span<const kernels::LambSums> sums = lamb_->Sums();
   size_t first_block = 0;
   for (uint32_t c = 0; c < awaits_end_.size(); ++c) {
@@ -146,11 +138,11 @@ void OneBitLamb::UpdateFactor(const Norms& norms, TensorScale& scale) const {
 }
 
 double OneBitLamb::ScaleOf(uint32_t tensor) const {
-  const TensorScale& scale = scales_[tensor];
-  if (stage() == Stage::kWarmUp) return scale.ratio();
-  if (!(scale.weight() > 0)) return scale.factor();
-  const double weight = options().bias_correction ? scale.weight() : 1;
-  return scale.average() / weight * scale.factor();
+  const TensorScale& of_tensor = scale(tensor);
+  if (stage() == Stage::kWarmUp) return of_tensor.ratio();
+  if (!(of_tensor.weight() > 0)) return of_tensor.factor();
+  const double weight = options().bias_correction ? of_tensor.weight() : 1;
+  return of_tensor.average() / weight * of_tensor.factor();
 }
 
 void OneBitLamb::Step(uint32_t chunk) {
@@ -164,25 +156,9 @@ void OneBitLamb::Step(uint32_t chunk) {
   }
   lamb_->StepAlongMomentum(chunk, [this](uint32_t tensor) {
     const GroupRates& rates = RatesOfTensor(tensor);
-    return AdamState::UpdateRates{static_cast<float>(rates.learning_rate * ScaleOf(tensor)),
-                                  static_cast<float>(rates.weight_decay)};
+    return kernels::UpdateRates{static_cast<float>(rates.learning_rate * ScaleOf(tensor)),
+                                static_cast<float>(rates.weight_decay)};
   });
-}
-
-TensorScales OneBitLamb::ScalesOf(uint32_t chunk) const {
-  TensorScales scales;
-  for (const Segment& segment : layout().chunks()[chunk].segments) {
-    *scales.Add() = scales_[segment.tensor];
-  }
-  return scales;
-}
-
-TensorScales OneBitLamb::Scales() const { return {scales_.begin(), scales_.end()}; }
-
-void OneBitLamb::SetScales(const TensorScales& scales) {
-  for (const TensorScale& scale : scales) {
-    if (scale.tensor() < scales_.size()) scales_[scale.tensor()] = scale;
-  }
 }
 
 void OneBitLamb::EndFollowedStep(uint32_t chunk, uint64_t step, const StepRates& rates,

@@ -44,15 +44,11 @@ class OneBitLamb final : public OneBitAdam {
   Payload State(uint32_t chunk) const override;
   void SetState(uint32_t chunk, absl::Span<const uint8_t> state) override;
 
-  void FollowStep(uint64_t step, const StepRates& rates) override;
   void EndStep() override;
   bool EndsSteps() const override { return true; }
   // Whether the chunk's parameters have still to move.
   bool AwaitsEndStep(uint32_t chunk) const { return awaits_end_[chunk]; }
 
-  TensorScales ScalesOf(uint32_t chunk) const override;
-  TensorScales Scales() const override;
-  void SetScales(const TensorScales& scales) override;
   void EndFollowedStep(uint32_t chunk, uint64_t step, const StepRates& rates,
                        const TensorScales& after) override;
 
@@ -78,8 +74,7 @@ class OneBitLamb final : public OneBitAdam {
   kernels::FreshRates FreshRatesOf(uint32_t tensor) const;
 
   const std::unique_ptr<LambState> lamb_;
-  std::vector<TensorScale> scales_;  // by tensor
-  std::vector<bool> awaits_end_;     // by chunk
+  std::vector<bool> awaits_end_;  // by chunk
 };
 
 }  // namespace signpost

@@ -258,7 +258,11 @@ class ReplicaFetch {
     absl::Status status = optimizer_.CheckRates(RatesOf(rates));
     if (status.ok()) status = Keep(rates.schedule(), *part.step);
     if (!status.ok()) return status;
-    if (IsBehindFreeze(part)) {  // as it has just turned out
+    // The newest schedule need not know of older freezes; that of the step itself does.
+    optimizer_.SetSchedule(rates.schedule());
+    const bool is_behind_freeze = IsBehindFreeze(part);
+    optimizer_.SetSchedule(schedules_.rbegin()->second);
+    if (is_behind_freeze) {
       LeaveBehindFreeze(part);
       return absl::OkStatus();
     }

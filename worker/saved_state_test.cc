@@ -48,7 +48,7 @@ class SavedStateTest : public ::testing::Test {
     *manifest_.mutable_options() = Options();
     for (const Tensor& tensor : Tensors()) *manifest_.add_tensors() = tensor;
     manifest_.mutable_schedule()->set_begun_steps(7);
-    manifest_.mutable_schedule()->set_variance_norm(0.1);
+    manifest_.mutable_schedule()->set_variance_sum(0.1);
     rank_.rank = 1;
     rank_.error = Numbers(100);
     for (uint32_t chunk = 1; chunk < layout_.chunks().size(); chunk += 2) {
@@ -96,8 +96,8 @@ class SavedStateTest : public ::testing::Test {
       }
     }
     const std::vector<Tensor> tensors = Tensors();
-    const absl::StatusOr<std::string> made = MakeState(
-        state->Description(), {.rank = 1, .world_size = 2, .tensors = tensors}, numbers);
+    const absl::StatusOr<std::string> made =
+        MakeState(state->Description(), {.rank = 1, .world_size = 2, .tensors = tensors}, numbers);
     EXPECT_TRUE(made.ok()) << made.status();
     return made.value_or("");
   }
@@ -122,8 +122,7 @@ void ExpectSameNumbers(const std::string& got, const std::string& wanted) {
   EXPECT_EQ(a->parameters.momentum, b->parameters.momentum);
   EXPECT_EQ(a->parameters.variance, b->parameters.variance);
   EXPECT_EQ(a->parameters.fresh_variance, b->parameters.fresh_variance);
-  EXPECT_EQ(a->manifest.schedule().SerializeAsString(),
-            b->manifest.schedule().SerializeAsString());
+  EXPECT_EQ(a->manifest.schedule().SerializeAsString(), b->manifest.schedule().SerializeAsString());
   EXPECT_EQ(a->manifest.options().SerializeAsString(), b->manifest.options().SerializeAsString());
 }
 
@@ -249,7 +248,8 @@ TEST(VarianceOfInverse, ComesBackToTheSameBits) {
     std::uniform_real_distribution<float> exponent(-60, std::log2(most));
     for (int i = 0; i < 200'000; ++i) {
       const float inverse = std::min(std::exp2(exponent(random)), most);
-      ASSERT_EQ(InverseOfVariance(VarianceOfInverse(inverse, epsilon), epsilon), inverse) << epsilon;
+      ASSERT_EQ(InverseOfVariance(VarianceOfInverse(inverse, epsilon), epsilon), inverse)
+          << epsilon;
     }
     EXPECT_EQ(InverseOfVariance(VarianceOfInverse(most, epsilon), epsilon), most);
   }

@@ -28,9 +28,9 @@
 #include "worker/zero_one_adam.h"
 
 #ifdef __x86_64__
-// Binds to the hypot that glibc 2.34 has as well: programs run on systems older than the one they were
-// linked on. glibc 2.35 added a second one, which sets no errno and computes the same value. Only a
-// figure that is reported depends on it.
+// Binds to the hypot that glibc 2.34 has as well: programs run on systems older than the one they
+// were linked on. glibc 2.35 added a second one, which sets no errno and computes the same value.
+// Only a figure that is reported depends on it.
 __asm__(".symver hypot, hypot@GLIBC_2.2.5");
 #endif
 
@@ -67,6 +67,9 @@ absl::StatusOr<uint32_t> Crc32cOf(absl::Span<const Parameter> parameters, kernel
   return crc;
 }
 
+// Steps in a row with a skipped round. A loss scale that finds itself skips some 20.
+constexpr uint64_t kMostStepsSkipped = 100;
+
 // Of what decides how each parameter steps: in a local interval, in all of its steps.
 uint32_t Crc32cOf(absl::Span<const Parameter> parameters, absl::Span<const GroupRates> rates,
                   const Schedule& schedule) {
@@ -88,13 +91,17 @@ uint32_t Crc32cOf(absl::Span<const Parameter> parameters, absl::Span<const Group
 // What travels in headers to ranks that come back.
 absl::Status CheckScales(const WorkerOptions& options, const OptimizerOptions& optimizer,
                          size_t tensors) {
-  const bool has_scales = optimizer.lamb || optimizer.zero_one;
+  const bool follows = optimizer.variance_refresh_interval == OptimizerOptions::kAuto;
+  const bool has_scales = optimizer.lamb || optimizer.zero_one || follows;
   if (!has_scales || options.min_workers == 0 || tensors <= size_t{kMaxTensorScales}) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
       absl::StrFormat("%s in a job with a round deadline may have %d tensors; got %d",
-                      optimizer.lamb ? "1-bit LAMB" : "0/1 Adam", kMaxTensorScales, tensors));
+                      optimizer.lamb       ? "1-bit LAMB"
+                      : optimizer.zero_one ? "0/1 Adam"
+                                           : "1-bit Adam with variance_refresh_interval auto",
+                      kMaxTensorScales, tensors));
 }
 
 std::unique_ptr<OneBitAdam> NewOptimizer(const Layout& layout, const OptimizerOptions& optimizer,
@@ -486,7 +493,13 @@ absl::Status Worker::Finish(StepReport& report) {
   report.sent_bits = 8.0 * sent_bytes_ / layout_.elements() / (steps_ - first_step_);
   report.kept_bytes = exchanges_.kept_bytes();
   std::sort(report.late_ranks.begin(), report.late_ranks.end());
-  return absl::OkStatus();
+  steps_skipped_ = report.skipped.empty() ? 0 : steps_skipped_ + 1;
+  if (steps_skipped_ < kMostStepsSkipped) return absl::OkStatus();
+  return absl::OutOfRangeError(absl::StrFormat(
+      "the training has diverged, or its loss scale is far too high: in each of the last %d steps "
+      "up to step %d a gradient was not finite, this time on rank %d: %s. Go on from a checkpoint "
+      "before, with a lower learning rate or loss scale",
+      steps_skipped_, report.step, report.skipped[0].rank, report.skipped[0].block));
 }
 
 absl::Status Worker::StepLocally(StepReport& report) {

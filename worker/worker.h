@@ -327,6 +327,7 @@ class Worker {
   uint64_t newest_step_ = 0;                   // that another worker has reached
   std::map<uint64_t, StepRates> later_rates_;  // of steps before that
   std::vector<ChunkState> chunks_;
+  uint64_t steps_skipped_ = 0;           // in a row, with a skipped round each
   uint64_t sent_bytes_ = 0;              // of payloads, since it joined
   std::unique_ptr<OpenStep> open_step_;  // null between steps
   // Shared with what may still be under way when a failed Step returns.

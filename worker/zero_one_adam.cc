@@ -201,9 +201,9 @@ void ZeroOneAdam::Apply(uint32_t chunk, Answer answer) {
         chunk, codec(),
         [this](uint32_t tensor) {
           const LocalSums& sums = SumsOf(tensor);
-          if (!WeightOf(sums)) return AdamState::UpdateRates{0, 0};
-          return AdamState::UpdateRates{static_cast<float>(sums.learning_rate()),
-                                        static_cast<float>(sums.decay() / sums.learning_rate())};
+          if (!WeightOf(sums)) return kernels::UpdateRates{0, 0};
+          return kernels::UpdateRates{static_cast<float>(sums.learning_rate()),
+                                      static_cast<float>(sums.decay() / sums.learning_rate())};
         },
         std::move(answer.payload));
   }

@@ -104,8 +104,8 @@ std::string FormatTable(const Comparison& comparison) {
   const WireBytes one_bit_rounds = MostOneBitBytes(comparison.onebit);
   const uint64_t parameters = adam.parameters;
   return absl::StrCat(
-      absl::StrFormat("%d parameters, %d workers; 1-bit Adam sends one bit from step %d on\n\n",
-                      parameters, adam.world_size, onebit.steps - onebit.one_bit_steps),
+      absl::StrFormat("%d parameters, %d workers; 1-bit Adam sends one bit in %d of %d steps\n\n",
+                      parameters, adam.world_size, onebit.one_bit_steps, onebit.steps),
       Row("", "Adam", "1-bit Adam"),
       Row("validation loss, bits per byte", FormatLoss(adam.validation),
           FormatLoss(onebit.validation)),

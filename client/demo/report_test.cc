@@ -39,7 +39,7 @@ Comparison MakeComparison() {
 
 TEST(Report, ShowsBothRunsInATable) {
   EXPECT_EQ(FormatTable(MakeComparison()),
-            R"(1000 parameters, 1 workers; 1-bit Adam sends one bit from step 20 on
+            R"(1000 parameters, 1 workers; 1-bit Adam sends one bit in 80 of 100 steps
 
                                                 Adam        1-bit Adam
 validation loss, bits per byte                2.0000            2.0200

@@ -119,6 +119,13 @@ void Audit::SetFreezeStep(uint64_t step) {
   freeze_step_ = step;
 }
 
+void Audit::SetKind(uint64_t round, Kind kind) {
+  const auto [known, is_new] = kinds_.emplace(round, kind);
+  if (is_new || known->second == kind) return;
+  report_(
+      absl::StrFormat("in round %d one rank refreshes the variance, and another does not", round));
+}
+
 std::set<Codec> Audit::CodecsOf(absl::FunctionRef<bool(uint64_t round)> is_meant) const {
   std::set<Codec> codecs;
   for (const auto& [key, answer] : answers_) {
@@ -132,7 +139,7 @@ std::set<Codec> Audit::WarmUpCodecs() const {
 }
 
 std::set<Codec> Audit::FrozenCodecs() const {
-  return CodecsOf([this](uint64_t round) { return IsOneBit(round); });
+  return CodecsOf([this](uint64_t round) { return IsOneBit(round) && !IsSettle(round); });
 }
 
 std::set<Codec> Audit::VarianceCodecs() const {
@@ -196,7 +203,7 @@ void Audit::Freeze(uint64_t round, ChunkModel& model) const {
 }
 
 Codec Audit::CodecOf(uint64_t round) const {
-  if (IsApart(round)) return optimizer_.variance_codec;
+  if (IsApart(round) || IsSettle(round)) return optimizer_.variance_codec;
   return IsOneBit(round) || zero_one_ ? optimizer_.codec : optimizer_.warm_up_codec;
 }
 

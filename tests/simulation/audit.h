@@ -64,6 +64,10 @@ class Audit {
   bool HasClosedTwiceWithout(uint32_t rank, uint32_t shard, uint32_t shards) const;
   // Where a rank's variance was frozen, 0 if it was not. Reports another one than before.
   void SetFreezeStep(uint64_t step);
+  // Where the variance follows: whether a rank refreshes it in the round, or settles the momentum.
+  // Reports another answer than before.
+  enum class Kind { kOneBit, kSettle, kRefresh };
+  void SetKind(uint64_t round, Kind kind);
   // A rank's error after its last step, in layout order.
   void SetError(uint32_t rank, absl::Span<const float> error) {
     errors_[rank].assign(error.begin(), error.end());
@@ -95,9 +99,15 @@ class Audit {
   ZeroOneSchedule::Interval StepsOf(uint64_t round) const {
     return zero_one_ ? zero_one_->StepsOf(round) : ZeroOneSchedule::Interval{round, 1};
   }
+  Kind KindOf(uint64_t round) const {
+    const auto known = kinds_.find(round);
+    return known == kinds_.end() ? Kind::kOneBit : known->second;
+  }
+  bool IsSettle(uint64_t round) const { return KindOf(round) == Kind::kSettle; }
   bool IsOneBit(uint64_t round) const { return round >= freeze_step_ && !IsRefresh(round); }
   bool IsRefresh(uint64_t round) const {
     const uint64_t interval = optimizer_.variance_refresh_interval;
+    if (interval == OptimizerOptions::kAuto) return KindOf(round) == Kind::kRefresh;
     return interval > 0 && round > freeze_step_ && (round - freeze_step_) % interval == 0;
   }
   // Whether gradients travel apart from the errors.
@@ -131,7 +141,8 @@ class Audit {
   std::map<AnswerKey, std::vector<float>> aggregator_errors_;  // before that round; empty: zeros
   std::map<uint32_t, std::vector<float>> errors_;              // by rank
   std::set<std::pair<uint32_t, uint64_t>> returns_;
-  uint64_t freeze_step_ = 0;  // until it is known
+  uint64_t freeze_step_ = 0;        // until it is known
+  std::map<uint64_t, Kind> kinds_;  // of rounds, where the variance follows
 };
 
 }  // namespace signpost::simulation

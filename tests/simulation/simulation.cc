@@ -31,6 +31,7 @@
 #include "tests/simulation/scheduler.h"
 #include "tests/simulation/sim_channel.h"
 #include "tests/simulation/sim_disk.h"
+#include "worker/variance_plan.h"
 #include "worker/worker.h"
 
 namespace signpost::simulation {
@@ -87,7 +88,13 @@ struct JobPlan {
     if (workers > 1 && min_workers == 0) workers_die = Below(4) == 0;
     may_lose_state = workers_die && Below(3) == 0;
     stands_still = Below(4) == 0;
+    if (Below(4) == 0 && !optimizer.zero_one && optimizer.bias_correction) {
+      optimizer.variance_refresh_interval = OptimizerOptions::kAuto;
+    }
   }
+
+  // Whether the variance follows the gradients.
+  bool Follows() const { return optimizer.variance_refresh_interval == OptimizerOptions::kAuto; }
 
   // Whether others go on without a worker.
   bool is_elastic() const { return min_workers > 0; }
@@ -585,6 +592,19 @@ class Simulation {
   }
 
   // Whether the rank can go on.
+  // Of all rounds that the rank's schedule knows of: whoever took part in them may be dead.
+  void TellRefreshes(const Schedule& schedule) {
+    const bool is_frozen = schedule.begun_steps() > schedule.freeze_step();
+    if (schedule.freeze_step() == 0 || !is_frozen) return;
+    for (uint64_t round = schedule.refreshed_step(); round < schedule.begun_steps(); ++round) {
+      const bool settles = VariancePlan::Settles(schedule, round);
+      const bool refreshes = VariancePlan::Refreshes(schedule, round);
+      audit_.SetKind(round, settles     ? Audit::Kind::kSettle
+                            : refreshes ? Audit::Kind::kRefresh
+                                        : Audit::Kind::kOneBit);
+    }
+  }
+
   bool TrainStep(uint32_t rank, Worker& worker, const std::shared_ptr<Life>& life) {
     clocks_[rank].Sleep(scheduler_.Between(absl::ZeroDuration(), absl::Milliseconds(5)));
     if (scheduler_.OneIn(6)) {
@@ -607,6 +627,7 @@ class Simulation {
     const absl::StatusOr<StepReport> report =
         overlaps ? OverlappedStep(rank, worker, spans, rates) : worker.Step(spans, {rates});
     life->is_stepping = false;
+    if (plan_.Follows()) TellRefreshes(worker.optimizer().schedule());
     const bool is_local = report.ok() && report->codec == CODEC_UNSPECIFIED;
     if (!is_local) life->served_by = std::move(serving);
     life->calls.clear();
