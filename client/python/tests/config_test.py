@@ -302,7 +302,7 @@ def test_without_a_file_it_is_the_environments(make, monkeypatch, tmp_path):
 
 def test_an_error_has_its_exit_code_on_other_processes_too(monkeypatch):
     monkeypatch.delenv("SIGNPOST_CONFIG", raising=False)
-    for config in (None, section("OneBitAdam"), section("OneBitAdm")):
+    for config in (None, section("OneBitLamb"), section("OneBitAdm")):
         with pytest.raises(InvalidArgumentError) as caught:
             signpost.optimizer([tensor()], config)
         copy = pickle.loads(pickle.dumps(caught.value))
@@ -329,7 +329,6 @@ def test_errors_name_the_line_and_the_nearest_key(tmp_path):
     with pytest.raises(NotFoundError, match="not/there"):
         signpost.optimizer([tensor()], "/not/there")
     for kind, needed, share in (
-        ("OneBitAdam", "freeze_step", "15%"),
         ("OneBitLamb", "freeze_step", "30%"),
         ("ZeroOneAdam", "var_freeze_step", "20%"),
     ):

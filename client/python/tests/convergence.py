@@ -321,21 +321,25 @@ def write_report(arguments, comparisons, others):
         seeds=arguments.seeds,
         first_seed="" if arguments.first_seed == 1 else f" from {arguments.first_seed} on",
         behind=BEHIND,
-        most_bits=f", and sends at most {MOST_BITS[arguments.optimizer]} bits"
-        if arguments.optimizer in MOST_BITS
-        else "",
+        most_bits=(
+            f", and sends at most {MOST_BITS[arguments.optimizer]} bits"
+            if arguments.optimizer in MOST_BITS
+            else ""
+        ),
         rows=table(comparison.row() for comparison in comparisons),
         options=", ".join(f"`{of}`" for of in options) if options else "the examples' defaults",
         chosen=chosen_with(comparisons, others),
         command=command_of(arguments),
         charts="\n\n".join(charts),
         seed_rows=table(row for comparison in comparisons for row in comparison.rows_of_seeds()),
-        tried=TRIED.format(
-            compressed=compressed,
-            rows=table(other.row_of_options() for other in others),
-        )
-        if others
-        else "",
+        tried=(
+            TRIED.format(
+                compressed=compressed,
+                rows=table(other.row_of_options() for other in others),
+            )
+            if others
+            else ""
+        ),
     )
     file = arguments.docs / f"{name}.md"
     file.write_text(report + written_by_hand(file))
@@ -351,9 +355,7 @@ def written_by_hand(file):
 def chosen_with(comparisons, others):
     """Says whose options may be better than on seeds that nobody has seen."""
     shown = {run["seed"] for one in comparisons for run in one.dense}
-    tried = {
-        other.task.name for other in others if shown & {run["seed"] for run in other.dense}
-    }
+    tried = {other.task.name for other in others if shown & {run["seed"] for run in other.dense}}
     chosen = [one.task.title for one in comparisons if one.options and one.task.name in tried]
     if not chosen:
         return ""
@@ -410,7 +412,9 @@ def parse_arguments(words):
     add("--optimizer", choices=DENSE, default=FIRST, help="that compresses [%(default)s]")
     add("--examples", nargs="+", choices=TASKS, default=list(TASKS), metavar="NAME")
     add("--seeds", type=int, default=5, help="runs of each, at least 2 [%(default)s]")
-    add("--first-seed", type=int, default=1, help="others than options were chosen on [%(default)s]")
+    add(
+        "--first-seed", type=int, default=1, help="others than options were chosen on [%(default)s]"
+    )
     add("--steps", type=int, help="instead of each example's own number")
     add("--batch-factor", type=int, default=1, help="times each example's own batch [%(default)s]")
     add(

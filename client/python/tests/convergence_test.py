@@ -163,8 +163,8 @@ def test_knows_the_batch_of_each_example(task, monkeypatch):
 def test_trains_an_example():
     run = convergence.train(TASKS["resnet"], "onebit_adam", 1, ("--steps=20",))
     assert (run["steps"], run["freeze_step"], run["world_size"]) == (20, 3, 2)
-    assert run["one_bit_steps"] == 17
-    assert 1 < 8 * run["one_bit_wire_sent"] / run["parameters"] / 17 < 1.1  # bits
+    assert run["one_bit_steps"] == 12, "from step 11 on five refresh the variance"
+    assert 1 < 8 * run["one_bit_wire_sent"] / run["parameters"] / 12 < 1.1  # bits
     assert 0 < run["validation"] <= 100  # percent
     assert len(run["curve"]) == 20 and run["curve"][-1][2] == run["validation"]
 

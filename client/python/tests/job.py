@@ -484,11 +484,35 @@ def reduce():
     print(f"parameters {crc:08x}", flush=True)
 
 
+def late_head():
+    """A head and rows of an embedding that have no gradient before step 300 end as with AdamW."""
+    from two_heads import TwoHeads, adamw
+
+    lr = 3e-3
+    theirs = TwoHeads(lambda parameters: adamw(parameters, lr=lr)).train(lr)
+    made = []
+
+    def make_optimizer(parameters):
+        made.append(signpost.OneBitAdam(parameters, lr=lr, freeze_step=225))
+        return made[0]
+
+    ours = TwoHeads(make_optimizer, signpost.rank(), signpost.world_size())
+    rows, head = ours.train(lr)
+    assert rows < 1.1 * theirs[0], (rows, theirs)
+    assert head < 1.1 * theirs[1], (head, theirs)
+    assert 0.1 < ours.largest_step < 2, "the first steps of the head, in learning rates"
+    say(made[0])
+
+
 def two_tensors():
     """client/examples/two_tensors.c."""
     weights, biases = (nn.Parameter(torch.zeros(shape)) for shape in ((24, 10), (10,)))
     optimizer = signpost.OneBitAdam(
-        [{"params": [weights]}, {"params": [biases]}], betas=(0.9, 0.99), freeze_step=80
+        [{"params": [weights]}, {"params": [biases]}],
+        betas=(0.9, 0.99),
+        freeze_step=80,
+        variance_refresh_interval=0,
+        warm_up_codec="fp32",
     )
     for step in range(400):
         for parameter in (weights, biases):

@@ -65,7 +65,9 @@ def test_state_has_what_one_bit_leaves_out(make):
         optimizer.step()
     after = optimizer.state[x]
     # A rank sends numbers of one size in a block of 4,096 elements. The rest of its momentum is its error.
+    # What the warm-up's 8 bits left out is in its error before, a tenth of it in units of the momentum.
     momentum = 0.9 * before["exp_avg"] / (1 - 0.9**FREEZE_STEP) + 0.1 * x.grad
+    momentum += 0.1 * before["error"]
     sent = (momentum - after["error"])[:4096]
     torch.testing.assert_close(sent, sent[0].abs() * momentum[:4096].sign(), rtol=1e-4, atol=0)
     # The variance is that of the freeze: corrected for its beginning, and nowhere below its floor.
@@ -358,7 +360,7 @@ def test_state_dict_of_another_model_or_optimizer_is_refused(make):
         ).load_state_dict(state)
     other = make(signpost.OneBitAdam, tensors((10,)), freeze_step=3)
     other.load_state_dict(state)
-    with pytest.raises(FailedPreconditionError, match="saved state is .*'freeze_step=3' here"):
+    with pytest.raises(FailedPreconditionError, match="saved state is .*'freeze_step=3 .*' here"):
         other.step()
 
 

@@ -14,7 +14,9 @@ from elftools.elf.elffile import ELFFile
 # The wheel that Bazel has built, or another: one with CUDA kernels.
 WHEEL = Path(os.environ.get("SIGNPOST_WHEEL") or next(Path("client/python").glob("signpost-*.whl")))
 VERSION, _, _, PLATFORM = WHEEL.name[: -len(".whl")].split("-")[1:]
-SOURCES = {str(path.relative_to("client/python")) for path in Path("client/python/signpost").rglob("*.py")}
+SOURCES = {
+    str(path.relative_to("client/python")) for path in Path("client/python/signpost").rglob("*.py")
+}
 
 # glibc, libstdc++ and libgcc.
 SYSTEM = r"ld-linux-x86-64\.so\.2|lib(c|m|dl|rt|pthread|resolv|util)\.so\.\d|libstdc\+\+\.so\.6|libgcc_s\.so\.1"
@@ -90,7 +92,9 @@ def faults(contents):
             if not re.fullmatch(SYSTEM, needed) and f"signpost/lib/{needed}" not in contents:
                 found.append(f"{name} needs {needed}")
         is_library = re.fullmatch(LIBRARY, name) is not None
-        if dynamic(elf, "DT_RUNPATH") != ["$ORIGIN" if is_library else "$ORIGIN/lib:$ORIGIN/../lib"]:
+        if dynamic(elf, "DT_RUNPATH") != [
+            "$ORIGIN" if is_library else "$ORIGIN/lib:$ORIGIN/../lib"
+        ]:
             found.append(f"{name} looks for libraries in {dynamic(elf, 'DT_RUNPATH')}")
         if is_library and dynamic(elf, "DT_SONAME") != [Path(name).name]:
             found.append(f"{name} calls itself {dynamic(elf, 'DT_SONAME')}")
@@ -118,7 +122,10 @@ def test_is_small_enough_to_be_downloaded(contents):
 
 def test_auditwheel_finds_the_platform_in_the_name():
     shown = subprocess.run(
-        [sys.executable, "-m", "auditwheel", "show", WHEEL], check=True, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "auditwheel", "show", WHEEL],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
     ).stdout
     # The oldest glibc with which auditwheel would let it run.
     [found] = re.findall(r'tag:\s+"manylinux_(\d+)_(\d+)_x86_64"', shown)
@@ -137,8 +144,12 @@ def test_metadata_names_requirements_and_licences(contents):
         assert line in metadata.splitlines()
     files = re.findall("^License-File: (.*)$", metadata, re.MULTILINE)
     prefix = f"signpost-{VERSION}.dist-info/licenses/"
-    assert sorted(files) == sorted(name[len(prefix) :] for name in contents if name.startswith(prefix))
-    assert {"LICENSE", "libeigen3-dev/copyright", "libre2-9/copyright"} <= set(files) or "2_34" not in PLATFORM
+    assert sorted(files) == sorted(
+        name[len(prefix) :] for name in contents if name.startswith(prefix)
+    )
+    assert {"LICENSE", "libeigen3-dev/copyright", "libre2-9/copyright"} <= set(
+        files
+    ) or "2_34" not in PLATFORM
     has_cuda = b"libcuda.so.1" in contents["signpost/libsignpost.so"]  # what CUDA's runtime loads
     assert ("cuda-runtime/copyright" in files) == has_cuda
 
@@ -147,7 +158,9 @@ def test_metadata_names_requirements_and_licences(contents):
 def test_the_same_files_give_the_same_bytes(tmp_path):
     files = [str(path) for path in Path("client/python/package").rglob("*") if path.is_file()]
     again = tmp_path / WHEEL.name
-    subprocess.run([sys.executable, "client/python/build_wheel.py", again, "LICENSE", *files], check=True)
+    subprocess.run(
+        [sys.executable, "client/python/build_wheel.py", again, "LICENSE", *files], check=True
+    )
     assert again.read_bytes() == WHEEL.read_bytes()
 
 
@@ -166,7 +179,9 @@ def linked(tmp_path, source, *flags):
 def test_finds_files_that_are_not_needed(contents):
     library = "signpost/lib/libspare-signpost-01234567.so.1"
     [some] = [data for name, data in contents.items() if "/libaddress_sorting-" in name]
-    found = faults({**contents, "signpost/notes.txt": b"", "signpost/_spare.py": b"", library: some})
+    found = faults(
+        {**contents, "signpost/notes.txt": b"", "signpost/_spare.py": b"", library: some}
+    )
     assert "signpost/notes.txt is unexpected" in found
     assert "signpost/_spare.py is unexpected" in found
     assert f"{library} is loaded by no file" in found
@@ -174,8 +189,12 @@ def test_finds_files_that_are_not_needed(contents):
 
 def test_finds_a_library_of_the_system(contents, tmp_path):
     (tmp_path / "libspare.c").write_text("int spare(void) { return 1; }")
-    subprocess.run(["cc", "-shared", "-fPIC", "libspare.c", "-o", "libspare.so"], cwd=tmp_path, check=True)
-    planted = linked(tmp_path, "int spare(void); int signpost_f(void) { return spare(); }", "-L.", "-lspare")
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "libspare.c", "-o", "libspare.so"], cwd=tmp_path, check=True
+    )
+    planted = linked(
+        tmp_path, "int spare(void); int signpost_f(void) { return spare(); }", "-L.", "-lspare"
+    )
     assert faults({**contents, "signpost/libsignpost.so": planted}) == [
         "signpost/libsignpost.so needs libspare.so"
     ]
@@ -210,7 +229,9 @@ def test_finds_a_search_path_or_name_of_the_system(contents, tmp_path):
     planted = linked(tmp_path, "int f;", f"-Wl,-soname,{Path(name).name}")
     assert any("looks for libraries in" in fault for fault in faults({**contents, name: planted}))
     unnamed = linked(tmp_path, "int f;", "-Wl,-soname,libgpr.so.29")
-    assert any("calls itself ['libgpr.so.29']" in fault for fault in faults({**contents, name: unnamed}))
+    assert any(
+        "calls itself ['libgpr.so.29']" in fault for fault in faults({**contents, name: unnamed})
+    )
 
 
 GRPC = """
@@ -249,7 +270,9 @@ def installed(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("flags", ["", "import os, sys; sys.setdlopenflags(os.RTLD_NOW | os.RTLD_GLOBAL)\n"])
+@pytest.mark.parametrize(
+    "flags", ["", "import os, sys; sys.setdlopenflags(os.RTLD_NOW | os.RTLD_GLOBAL)\n"]
+)
 @pytest.mark.parametrize(
     "order", [[GRPC, PROTOBUF, SIGNPOST], [SIGNPOST, GRPC, PROTOBUF]], ids=["after", "before"]
 )

@@ -5,7 +5,7 @@
 
     accelerator = Accelerator()
     model.to(accelerator.device)  # before the optimizer is made
-    optimizer = signpost.OneBitAdam(model.parameters(), lr=1e-3, freeze_step=400, max_grad_norm=1.0)
+    optimizer = signpost.OneBitAdam(model.parameters(), lr=1e-3, max_grad_norm=1.0)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
 and start the script by `signpost run -n 2 -- python3 script.py`, or by `accelerate launch` with

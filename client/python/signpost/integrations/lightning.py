@@ -5,7 +5,7 @@
 
     class Model(LightningModule):
         def configure_optimizers(self):
-            return signpost.OneBitAdam(self.parameters(), lr=1e-3, freeze_step=400)
+            return signpost.OneBitAdam(self.parameters(), lr=1e-3)
 
     trainer = Trainer(strategy=SignpostStrategy(), devices=2)
 

@@ -3,9 +3,7 @@
     import signpost.torch as signpost
     from signpost.integrations.transformers import Trainer  # instead of transformers' own
 
-    trainer = Trainer(
-        ..., optimizer_cls_and_kwargs=(signpost.OneBitAdam, {"freeze_step": 400})
-    )
+    trainer = Trainer(..., optimizer_cls_and_kwargs=(signpost.OneBitAdam, {}))
     trainer.train()
 
 and start the script by `signpost run -n 2 -- python3 script.py`, or by torchrun with
@@ -50,7 +48,7 @@ class SignpostMixin(_Trainer):
             if self.optimizer_cls_and_kwargs is None:
                 raise ValueError(
                     "no optimizer of Signpost is named: give Trainer an optimizer_cls_and_kwargs, such "
-                    "as (signpost.torch.OneBitAdam, {'freeze_step': 400})"
+                    "as (signpost.torch.OneBitAdam, {})"
                 )
             kind, own = self.optimizer_cls_and_kwargs
             args = self.args

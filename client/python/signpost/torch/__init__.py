@@ -3,7 +3,7 @@
     import signpost.torch as signpost
 
     signpost.init()
-    optimizer = signpost.OneBitAdam(model.parameters(), lr=1e-3, freeze_step=400)
+    optimizer = signpost.OneBitAdam(model.parameters(), lr=1e-3)
     ...
     loss.backward()
     optimizer.step()

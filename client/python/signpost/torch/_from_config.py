@@ -15,7 +15,7 @@ Optimizer = Union[Adam, OneBitAdam, OneBitLamb, ZeroOneAdam]
 _TYPES: Dict[str, Tuple[Callable[..., Optimizer], Optional[str], Optional[str]]] = {
     "Adam": (Adam, None, None),
     "AdamW": (Adam, None, None),
-    "OneBitAdam": (OneBitAdam, "freeze_step", "15%"),
+    "OneBitAdam": (OneBitAdam, None, None),
     "OneBitLamb": (OneBitLamb, "freeze_step", "30%"),
     "ZeroOneAdam": (ZeroOneAdam, "var_freeze_step", "20%"),
 }
@@ -113,7 +113,8 @@ def _without_auto(
     if not isinstance(section, Mapping) or not isinstance(params, Mapping):
         return config
     auto = [name for name, value in params.items() if isinstance(value, str) and value == "auto"]
-    auto = [name for name in auto if name != "freeze_step"]  # which finds itself
+    find_themselves = ("freeze_step", "variance_refresh_interval")
+    auto = [name for name in auto if name not in find_themselves]
     missing = [name for name in auto if name not in arguments]
     if missing:
         raise InvalidArgumentError(

@@ -31,13 +31,21 @@ def _count(name: str, value: int, least: int, most: int = 2**63 - 1) -> int:
     return number
 
 
-def _freeze_step(freeze_step: Union[int, Literal["auto"]]) -> int:
-    """The option as the library takes it. Errors as those of _count()."""
-    if not isinstance(freeze_step, str):
-        return _count("freeze_step", freeze_step, least=1)
-    if freeze_step != "auto":
-        raise ValueError(f'freeze_step is {freeze_step!r}, wanted a number or "auto"')
+def _count_or_auto(name: str, value: Union[int, str], least: int) -> int:
+    """Returns the option as the library takes it. Errors as those of _count()."""
+    if not isinstance(value, str):
+        return _count(name, value, least)
+    if value != "auto":
+        raise ValueError(f'{name} is {value!r}, wanted a number or "auto"')
     return _abi.AUTO
+
+
+def _freeze_step(freeze_step: Union[int, Literal["auto"]]) -> int:
+    return _count_or_auto("freeze_step", freeze_step, least=1)
+
+
+def _refresh_interval(interval: Union[int, Literal["auto"]]) -> int:
+    return _count_or_auto("variance_refresh_interval", interval, least=0)
 
 
 def _compat(compat: Optional[str], **of_choice: Optional[float]) -> Dict[str, float]:
@@ -151,11 +159,13 @@ class Adam(JobOptimizer):
 
 
 class OneBitAdam(JobOptimizer):
-    """1-bit Adam (arXiv:2102.02888): Adam until `freeze_step`, then one bit per parameter each way.
+    """1-bit Adam (arXiv:2102.02888): Adam until the variance is frozen, then one bit per parameter
+    each way.
 
-    From the freeze step on the variance stays what it is, between refreshes, and the momentum's
-    signs travel. What they leave out is kept as error, on ranks and aggregators, and added to the
-    next step's.
+    From the freeze on the momentum's signs travel. What they leave out is kept as error, on ranks
+    and aggregators, and added to the next step's. The frozen variance follows the gradients: it is
+    brought up to date ever more rarely, and at once where it no longer fits them. With
+    bias_correction no update after the freeze is larger than 10 learning rates, weight decay apart. `OneBitAdam(params, lr)` alone is meant to be right.
     """
 
     def __init__(
@@ -167,13 +177,13 @@ class OneBitAdam(JobOptimizer):
         weight_decay: float = 0.0,
         *,
         bias_correction: bool = True,
-        freeze_step: Union[int, Literal["auto"]],
-        variance_refresh_interval: int = 0,
+        freeze_step: Union[int, Literal["auto"]] = "auto",
+        variance_refresh_interval: Union[int, Literal["auto"], None] = None,
         variance_floor: Optional[float] = None,
         gamma: Optional[float] = None,
         codec: Union[str, Codec] = "onebit",
-        warm_up_codec: Union[str, Codec] = "fp32",
-        variance_codec: Union[str, Codec] = "fp32",
+        warm_up_codec: Union[str, Codec, None] = None,
+        variance_codec: Union[str, Codec, None] = None,
         max_grad_norm: Optional[float] = None,
         resume: Union[str, "os.PathLike[str]", None] = None,
         resume_with_other_world_size: bool = False,
@@ -187,21 +197,29 @@ class OneBitAdam(JobOptimizer):
         """As Adam, with:
 
         Args:
-            freeze_step: number of dense steps before, at least 1; about 15% of all steps
-                (docs/convergence.md), and more than the learning rate's warm-up. "auto": until the
-                variance has settled, which is looked at every 1 / (1 - beta2) steps, and no
-                learning rate has risen since the last look.
-            variance_refresh_interval: after the freeze step gradients travel every so many steps
-                instead of the momentum, and bring the variance up to date; at least 2. 0: never.
+            freeze_step: number of dense steps before, at least 1. "auto": at least 64 (for a beta2
+                below 0.97: 2 / (1 - beta2)), and until no learning rate has risen for
+                1 / (1 - beta1) steps and the variance fits the gradients of the last 32: their mean
+                square is between 1/16 and 3/2 of it. Where the variance follows, a number is the
+                first step at which that is looked at, every 32 steps.
+            variance_refresh_interval: after the freeze gradients travel in every so many steps
+                instead of the momentum, and bring the variance up to date; at least 2. "auto", or
+                None: the variance follows (docs/algorithms.md). It is refreshed in four steps after
+                each quarter of the steps so far, in eight where a tensor's momentum is too large
+                for its variance, and in 64 from a tensor's first gradient on, each time behind a
+                step that sends the momentum in variance_codec. 0: never. None is 0 without
+                bias_correction, or with compat.
             variance_floor: where the variance is frozen or brought up to date, it is raised to this
                 fraction of its tensor's mean. None: 0.01.
             gamma: a block's scale is gamma times its root mean square; in (0, 1.6). None: 1.35.
             codec: how the momentum travels from the freeze step on, both ways: "onebit", "int4",
                 "int8", "bf16", "fp16" or "fp32", or a signpost.Codec.
-            warm_up_codec: how gradients travel before; likewise. Unless both it and variance_codec
-                are "fp32", betas[0] must be the same in all groups.
+            warm_up_codec: how gradients travel before; likewise. None: "int8", with compat "fp32".
+                Unless both it and variance_codec are "fp32", betas[0] must be the same in all
+                groups.
             variance_codec: how gradients travel that refresh the variance; likewise. They are apart
-                from the errors, which take what they lose.
+                from the errors, which take what they lose. None: "int8" where there are any, with
+                compat "fp32".
             compat: "deepspeed": as DeepSpeed's optimizer of that name, to compare with. Each tensor
                 has one scale, its root mean square; there is neither bias correction nor a
                 variance_floor; the first step counts, changes nothing, and its gradients are lost;
@@ -212,6 +230,14 @@ class OneBitAdam(JobOptimizer):
         Raises:
             ValueError: gamma or variance_floor is given with compat.
         """
+        if variance_refresh_interval is None:
+            follows = bias_correction and compat is None
+            variance_refresh_interval = "auto" if follows else 0
+        refreshes = variance_refresh_interval != 0
+        if warm_up_codec is None:
+            warm_up_codec = "int8" if compat is None else "fp32"
+        if variance_codec is None:
+            variance_codec = "int8" if refreshes and compat is None else "fp32"
         job = world().next_job(name)
         super().__init__(
             job,
@@ -226,9 +252,7 @@ class OneBitAdam(JobOptimizer):
             max_grad_norm,
             bias_correction=bias_correction,
             freeze_step=_freeze_step(freeze_step),
-            variance_refresh_interval=_count(
-                "variance_refresh_interval", variance_refresh_interval, least=0
-            ),
+            variance_refresh_interval=_refresh_interval(variance_refresh_interval),
             **_compat(compat, variance_floor=variance_floor, gamma=gamma),
             **codec_options(
                 codec=codec, warm_up_codec=warm_up_codec, variance_codec=variance_codec
@@ -265,7 +289,7 @@ class OneBitLamb(JobOptimizer):
         factor_max: float = 4.0,
         factor_min: float = 0.5,
         factor_threshold: float = 0.1,
-        variance_refresh_interval: int = 0,
+        variance_refresh_interval: Union[int, Literal["auto"]] = 0,
         variance_floor: Optional[float] = None,
         gamma: Optional[float] = None,
         codec: Union[str, Codec] = "onebit",
@@ -318,9 +342,7 @@ class OneBitLamb(JobOptimizer):
             factor_max=factor_max,
             factor_min=factor_min,
             factor_threshold=factor_threshold,
-            variance_refresh_interval=_count(
-                "variance_refresh_interval", variance_refresh_interval, least=0
-            ),
+            variance_refresh_interval=_refresh_interval(variance_refresh_interval),
             **_compat(compat, variance_floor=variance_floor, gamma=gamma),
             **codec_options(
                 codec=codec, warm_up_codec=warm_up_codec, variance_codec=variance_codec
