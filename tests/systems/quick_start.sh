@@ -47,6 +47,6 @@ in_system "$root" bash -ec '
 echo "quick_start: $suite: $(in_system "$root" /job/environment/bin/python -c '
 import sys, torch
 print("Python", sys.version.split()[0], "with PyTorch", torch.__version__)'), $((SECONDS - begin)) s in all"
-# One line of each rank: "rank 0: loss 0.0123, 1.02 bits per parameter".
-(($(grep -cE 'rank [01]: loss 0\.[0-9]+, 1\.[01][0-9] bits per parameter' "$work/output") == 2)) ||
-  fail "the two ranks did not end with a small loss and with one bit per parameter"
+# One line of each rank: "rank 0: loss 0.0123, 2.06 bits per parameter". Of steps 100 to 199 fifteen refresh the variance.
+(($(grep -cE 'rank [01]: loss 0\.[0-9]+, (1\.[0-9]|2\.[0-2])[0-9] bits per parameter' "$work/output") == 2)) ||
+  fail "the two ranks did not end with a small loss and with some two bits per parameter"
