@@ -65,7 +65,7 @@ def test_state_has_what_one_bit_leaves_out(make):
         optimizer.step()
     after = optimizer.state[x]
     # A rank sends numbers of one size in a block of 4,096 elements. The rest of its momentum is its error.
-    # What the warm-up's 8 bits left out is in its error before, a tenth of it in units of the momentum.
+    # The error before has what the warm-up's 8 bits left out. A tenth of it is in units of the momentum.
     momentum = 0.9 * before["exp_avg"] / (1 - 0.9**FREEZE_STEP) + 0.1 * x.grad
     momentum += 0.1 * before["error"]
     sent = (momentum - after["error"])[:4096]

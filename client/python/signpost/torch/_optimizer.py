@@ -165,7 +165,8 @@ class OneBitAdam(JobOptimizer):
     From the freeze on the momentum's signs travel. What they leave out is kept as error, on ranks
     and aggregators, and added to the next step's. The frozen variance follows the gradients: it is
     brought up to date ever more rarely, and at once where it no longer fits them. With
-    bias_correction no update after the freeze is larger than 10 learning rates, weight decay apart. `OneBitAdam(params, lr)` alone is meant to be right.
+    bias_correction no update after the freeze is larger than 10 learning rates, weight decay
+    apart. `OneBitAdam(params, lr)` alone is meant to be right.
     """
 
     def __init__(
