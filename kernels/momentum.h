@@ -23,7 +23,7 @@ struct MomentumRates {
 void MomentumInput(MomentumRates rates, absl::Span<const float> gradient, const float* momentum,
                    absl::Span<float> input);
 
-// What a step does with the momentum. No element moves by more than learning_rate * most_update,
+// The rates of a step along the momentum. No element moves by more than learning_rate * most_update,
 // weight decay apart: as long as the variance fits the gradients, Adam's updates are a few learning
 // rates at most, and larger ones come from a frozen variance that no longer fits.
 struct UpdateRates {

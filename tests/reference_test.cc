@@ -53,7 +53,7 @@ TEST_P(ReferenceTest, AgreesStepByStepThroughWarmUpFreezeAndOneBitRounds) {
        .bias_correction = job.optimizer.bias_correction,
        .freeze_step = static_cast<int>(std::min<uint64_t>(job.optimizer.freeze_step, job.steps)),
        .variance_refresh_interval = static_cast<int>(job.optimizer.variance_refresh_interval),
-       .follows = job.optimizer.variance_refresh_interval == OptimizerOptions::kAuto,
+       .follows = job.optimizer.VarianceFollows(),
        .warm_up_codec = ReferenceCodecOf(job.optimizer.warm_up_codec),
        .codec = ReferenceCodecOf(job.optimizer.codec),
        .variance_codec = ReferenceCodecOf(job.optimizer.variance_codec)},

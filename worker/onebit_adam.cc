@@ -35,9 +35,9 @@ std::unique_ptr<AdamState> NewState(const Layout& layout, const OptimizerOptions
   std::vector<absl::Span<float>> values;
   for (const Parameter& parameter : parameters) values.push_back(parameter.values);
   if (gpu == nullptr) return std::make_unique<HostAdamState>(layout, std::move(values), threads);
-  const GpuAdamState::Codecs codecs = {
-      options.zero_one ? options.codec : options.warm_up_codec, options.codec,
-      options.variance_codec, options.variance_refresh_interval == OptimizerOptions::kAuto};
+  const GpuAdamState::Codecs codecs = {options.zero_one ? options.codec : options.warm_up_codec,
+                                       options.codec, options.variance_codec,
+                                       options.VarianceFollows()};
   return std::make_unique<GpuAdamState>(layout, std::move(values), codecs, threads, *gpu);
 }
 
@@ -56,12 +56,13 @@ absl::Status CheckZeroOne(const OptimizerOptions& options) {
   return CheckZeroOneOptions(*options.zero_one, options.freeze_step);
 }
 
-// Adam's own updates are a few learning rates at most. What one bit makes of them was at most 9 in
-// training that went well, at elements whose variance is at the floor.
+// The largest update of an element, in learning rates. Adam's own are a few at most. One bit makes
+// larger ones of them where the variance is at its floor (docs/algorithms.md has measurements).
 constexpr float kMostUpdate = 10;
-// In epsilons. Smaller momenta move parameters by less than a thousandth of a learning rate.
+// A momentum of fewer epsilons moves parameters by less than a thousandth of a learning rate.
 constexpr double kLeastMomentum = 1e-3;
-// One-bit steps in a row in which most elements of a tensor meet kMostUpdate.
+// Training has diverged when a tensor's momentum has been kMostUpdate times its gradients in so
+// many one-bit steps in a row.
 constexpr uint64_t kMostStepsBeyond = 100;
 
 absl::string_view NameOf(const OptimizerOptions& options) {
@@ -69,7 +70,7 @@ absl::string_view NameOf(const OptimizerOptions& options) {
   return options.lamb ? "1-bit lamb" : "1-bit adam";
 }
 
-// Of elements of one magnitude.
+// Returns the sum of squares of elements of one magnitude.
 double SumOfSquares(double magnitude, size_t elements) { return magnitude * magnitude * elements; }
 
 // A block that came in one bit has the same sum as from its scale, to the bit.
@@ -105,7 +106,7 @@ absl::Status CheckOptions(const OptimizerOptions& options) {
         absl::StrCat("optimizer option variance_codec is ", CodecName(options.variance_codec),
                      ", but without variance_refresh_interval nothing travels in it"));
   }
-  if (!options.bias_correction && options.variance_refresh_interval == OptimizerOptions::kAuto) {
+  if (!options.bias_correction && options.VarianceFollows()) {
     return absl::InvalidArgumentError(
         "without bias_correction variance_refresh_interval is a number, or 0: a variance that "
         "follows the gradients (auto) is one that is corrected for its start");
@@ -290,8 +291,14 @@ OneBitAdam::Stage OneBitAdam::StageOf(uint64_t step) const {
   const uint64_t freeze_step = schedule_.freeze_step();
   if (freeze_step == 0 || step < freeze_step) return Stage::kWarmUp;
   if (Follows()) {
-    if (VariancePlan::Settles(schedule_, step)) return Stage::kSettle;
-    return VariancePlan::Refreshes(schedule_, step) ? Stage::kRefresh : Stage::kOneBit;
+    switch (VariancePlan::KindOf(schedule_, step)) {
+      case VariancePlan::Kind::kOneBit:
+        return Stage::kOneBit;
+      case VariancePlan::Kind::kSettle:
+        return Stage::kSettle;
+      case VariancePlan::Kind::kRefresh:
+        return Stage::kRefresh;
+    }
   }
   const uint64_t interval = options_.variance_refresh_interval;
   const bool refreshes = interval > 0 && step > freeze_step && (step - freeze_step) % interval == 0;
@@ -398,7 +405,7 @@ bool OneBitAdam::MomentumFits() {
   if (options_.codec != ONE_BIT || !knows_variance_) return true;
   std::vector<double> squares(scales_.size());
   for (uint32_t c = 0; c < squares_.size(); ++c) {
-    if (squares_[c].empty()) squares_[c] = SquaresOf(c, /*payload=*/nullptr);
+    if (squares_[c].empty()) SetSquares(c);
     for (size_t s = 0; s < squares_[c].size(); ++s) {
       squares[layout_.chunks()[c].segments[s].tensor] += squares_[c][s];
     }
@@ -437,21 +444,25 @@ void OneBitAdam::SetDiverged(uint32_t tensor) {
       name, schedule_.freeze_step(), kMostStepsBeyond, step));
 }
 
-std::vector<double> OneBitAdam::SquaresOf(uint32_t chunk, const uint8_t* payload) const {
+void OneBitAdam::SetSquares(uint32_t chunk, const Payload& answer) {
   const Chunk& at = layout_.chunks()[chunk];
-  const PageVector<float> momentum = payload == nullptr ? Momentum(chunk) : PageVector<float>();
-  std::vector<double> squares;
+  squares_[chunk].clear();
   for (const Segment& segment : at.segments) {
-    double& sum = squares.emplace_back();
-    size_t number = 0;
+    const float* scale = OneBitPart(at, segment, answer.data()).scales;
+    double& sum = squares_[chunk].emplace_back();
+    ForEachBlock(segment, rule_.block_elements,
+                 [&](const Segment& block) { sum += SumOfSquares(*scale++, block.elements); });
+  }
+}
+
+void OneBitAdam::SetSquares(uint32_t chunk) {
+  const PageVector<float> momentum = Momentum(chunk);
+  for (const Segment& segment : layout_.chunks()[chunk].segments) {
+    double& sum = squares_[chunk].emplace_back();
     ForEachBlock(segment, rule_.block_elements, [&](const Segment& block) {
-      sum += payload == nullptr
-                 ? SumOfSquares({momentum.data() + block.chunk_offset, block.elements})
-                 : SumOfSquares(OneBitPart(at, segment, payload).scales[number], block.elements);
-      ++number;
+      sum += SumOfSquares({momentum.data() + block.chunk_offset, block.elements});
     });
   }
-  return squares;
 }
 
 void OneBitAdam::FindFirstGradients() {
@@ -537,7 +548,7 @@ void OneBitAdam::Apply(uint32_t chunk, Answer answer) {
     case Stage::kWarmUp:
       return ApplyGradient(chunk, std::move(answer.payload));
     case Stage::kOneBit:
-      if (codec() == ONE_BIT) squares_[chunk] = SquaresOf(chunk, answer.payload.data());
+      if (codec() == ONE_BIT) SetSquares(chunk, answer.payload);
       return ApplyMomentum(chunk, std::move(answer.payload));
     case Stage::kSettle:
       state_->MakeMomentumDense(chunk);  // where this worker did not compress it
@@ -607,10 +618,8 @@ RefreshWeights OneBitAdam::RefreshWeightsOf(uint32_t tensor) const {
   const double beta2 = RatesOfTensor(tensor).beta2;
   if (Follows()) {
     const uint64_t first_step = scales_[tensor].first_step();
-    const uint64_t steps_before = VariancePlan::StepsBefore(schedule_, step_, first_step);
-    const bool is_new = first_step >= schedule_.refresh_step();
-    const uint64_t steps = is_new ? uint64_t{1} : VariancePlan::StepsOf(schedule_, step_);
-    return WeightsOfRefresh(beta2, steps_before, steps);
+    return WeightsOfRefresh(beta2, VariancePlan::StepsBefore(schedule_, step_, first_step),
+                            VariancePlan::StepsOf(schedule_, step_, first_step));
   }
   const uint64_t interval = options_.variance_refresh_interval;
   if (options_.bias_correction) return WeightsOfRefresh(beta2, step_ - interval, interval);

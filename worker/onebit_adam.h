@@ -75,6 +75,9 @@ struct OptimizerOptions {
   // neither bias_correction nor variance_floor. Blocks as long as tensors, and a gamma of 1, which
   // DeepSpeed has too, are WorkerOptions'.
   bool as_deepspeed = false;
+
+  // Returns whether the variance follows the gradients.
+  bool VarianceFollows() const { return variance_refresh_interval == kAuto; }
 };
 
 // INVALID_ARGUMENT that names the option.
@@ -236,8 +239,7 @@ class OneBitAdam : public Optimizer {
   static bool IsOfMomentum(Stage stage) {
     return stage == Stage::kOneBit || stage == Stage::kSettle;
   }
-  // Returns whether the variance follows the gradients.
-  bool Follows() const { return options_.variance_refresh_interval == OptimizerOptions::kAuto; }
+  bool Follows() const { return options_.VarianceFollows(); }
   bool HasScales() const { return options_.lamb || Follows(); }
   // Where the job finds the freeze step itself: takes a look if it is time for one, and sets
   // freeze_step to `step` if the variance fits.
@@ -251,8 +253,9 @@ class OneBitAdam : public Optimizer {
   // been far too large for long.
   bool MomentumFits();
   void SetDiverged(uint32_t tensor);
-  // The sums of squares of the chunk's momentum, by segment, as one bit has them.
-  std::vector<double> SquaresOf(uint32_t chunk, const uint8_t* payload) const;
+  // Sets squares_ of the chunk, from an answer in one bit or from its momentum.
+  void SetSquares(uint32_t chunk, const Payload& answer);
+  void SetSquares(uint32_t chunk);
   // Takes account of a step and its learning rates.
   void Count(uint64_t step);
   void FreezeVariance(bool is_first);
@@ -278,7 +281,7 @@ class OneBitAdam : public Optimizer {
 
   std::vector<bool> has_error_;  // by chunk; false: all zero
   std::vector<TensorScale> scales_;
-  // The SquaresOf each chunk's momentum; empty where they have to be computed again.
+  // By chunk and segment, the sum of squares of the momentum. Empty where it has to be computed.
   std::vector<std::vector<double>> squares_;
   bool knows_variance_ = false;  // whether scales_ has the means that were frozen
   uint64_t steps_beyond_ = 0;    // calls of MomentumFits in a row that saw one far too large

@@ -63,29 +63,30 @@ void VariancePlan::Extend(uint64_t first_step) {
   schedule_.set_refresh_end(std::max(schedule_.refresh_end(), first_step + kFirstSteps));
 }
 
-bool VariancePlan::Settles(const Schedule& schedule, uint64_t step) {
-  const bool was_refreshed = schedule.refreshed_step() < schedule.variance_steps();
-  return step == schedule.refresh_step() || (was_refreshed && step == schedule.refreshed_step());
+VariancePlan::Kind VariancePlan::KindOf(const Schedule& schedule, uint64_t step) {
+  const auto kind_in = [step](uint64_t settles, uint64_t end) {
+    if (step < settles || step >= end) return Kind::kOneBit;
+    return step == settles ? Kind::kSettle : Kind::kRefresh;
+  };
+  const Kind last = kind_in(schedule.refreshed_step(), schedule.variance_steps());
+  return last != Kind::kOneBit ? last : kind_in(schedule.refresh_step(), schedule.refresh_end());
 }
 
-bool VariancePlan::Refreshes(const Schedule& schedule, uint64_t step) {
-  const bool is_planned = step > schedule.refresh_step() && step < schedule.refresh_end();
-  const bool was_refreshed = step > schedule.refreshed_step() && step < schedule.variance_steps();
-  return is_planned || was_refreshed;
-}
-
-// The first kSteps refreshes share the steps since the variance was frozen; all others are of one.
-uint64_t VariancePlan::StepsOf(const Schedule& schedule, uint64_t step) {
+// The first kSteps refreshes share the steps since the variance was frozen. All others are of one
+// step, as are those of a tensor that had no variance before the series.
+uint64_t VariancePlan::StepsOf(const Schedule& schedule, uint64_t step, uint64_t first_step) {
   const uint64_t end = schedule.refresh_step() + 1 + kSteps;
-  if (step >= end) return 1;
+  if (step >= end || first_step >= schedule.refresh_step()) return 1;
   return std::max<uint64_t>(1, (end - schedule.variance_steps()) / kSteps);
 }
 
 uint64_t VariancePlan::StepsBefore(const Schedule& schedule, uint64_t step, uint64_t first_step) {
   if (first_step >= schedule.refresh_step()) return step - first_step;
-  const uint64_t refreshes = step - schedule.refresh_step() - 1;
-  const uint64_t in_plan = std::min(refreshes, kSteps) * StepsOf(schedule, schedule.refresh_step());
-  return schedule.variance_steps() - first_step + in_plan + refreshes - std::min(refreshes, kSteps);
+  const uint64_t first_refresh = schedule.refresh_step() + 1;
+  const uint64_t shared = std::min(step - first_refresh, kSteps);
+  const uint64_t of_one_step = step - first_refresh - shared;
+  return schedule.variance_steps() - first_step +
+         shared * StepsOf(schedule, first_refresh, first_step) + of_one_step;
 }
 
 }  // namespace signpost

@@ -39,8 +39,8 @@ class VariancePlan {
   // Refreshes have no errors, so before each series of them the momentum is settled: it travels
   // once densely, with all errors.
   //
-  // Refreshes in a series, where the plan says so and where the variance has been found not to fit;
-  // and least steps between two series.
+  // kSteps refreshes are in a planned series, kStepsAtOnce in one that begins because the variance
+  // does not fit. That one begins at least kRest steps after the last series.
   static constexpr uint64_t kSteps = 4, kStepsAtOnce = 8, kRest = 8;
   // A tensor whose first gradient comes behind the freeze has kFirstSteps dense steps. In the
   // first kStillSteps of them only weight decay moves it: its variance is of too few gradients.
@@ -61,13 +61,13 @@ class VariancePlan {
   // Lets the refreshes under way go on for kFirstSteps from `first_step` on.
   void Extend(uint64_t first_step);
 
-  // Returns whether `step` settles the momentum, or refreshes the variance. The schedule knows the
-  // newest series that has ended, and the one that is planned or under way.
-  static bool Settles(const Schedule& schedule, uint64_t step);
-  static bool Refreshes(const Schedule& schedule, uint64_t step);
-  // Returns how many steps the gradient of `step`, which refreshes, stands for.
-  static uint64_t StepsOf(const Schedule& schedule, uint64_t step);
-  // Returns how many steps a tensor's variance is the mean of before `step`, which refreshes.
+  // What a step after the freeze does. The schedule knows the newest series that has ended, and the
+  // one that is planned or under way.
+  enum class Kind { kOneBit, kSettle, kRefresh };
+  static Kind KindOf(const Schedule& schedule, uint64_t step);
+  // `step` refreshes. Returns how many steps its gradient stands for, and of how many steps the
+  // variance before it is the mean, of a tensor whose first gradient was in first_step.
+  static uint64_t StepsOf(const Schedule& schedule, uint64_t step, uint64_t first_step);
   static uint64_t StepsBefore(const Schedule& schedule, uint64_t step, uint64_t first_step);
 
  private:

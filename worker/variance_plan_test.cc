@@ -10,6 +10,8 @@
 namespace signpost {
 namespace {
 
+using Kind = VariancePlan::Kind;
+
 // The sum of an Adam variance after the squared gradients, as LookAtVariance sees it.
 double SumAfter(const std::vector<double>& squares, double beta2) {
   double v = 0;
@@ -67,7 +69,7 @@ std::vector<uint64_t> RefreshesOf(Schedule& schedule, uint64_t freeze, uint64_t 
   std::vector<uint64_t> refreshes;
   for (uint64_t step = freeze; step < end; ++step) {
     if (step > freeze) plan.BeginStep(step, /*fits=*/step != unfit_at, /*youngest=*/0);
-    if (VariancePlan::Refreshes(schedule, step)) refreshes.push_back(step);
+    if (VariancePlan::KindOf(schedule, step) == Kind::kRefresh) refreshes.push_back(step);
   }
   return refreshes;
 }
@@ -84,7 +86,7 @@ TEST(VariancePlan, RefreshesAtOnceWhereTheVarianceDoesNotFit) {
   Schedule schedule;
   EXPECT_EQ(RefreshesOf(schedule, 400, 440, /*unfit_at=*/420),
             (std::vector<uint64_t>{421, 422, 423, 424, 425, 426, 427, 428}));
-  EXPECT_TRUE(VariancePlan::Settles(schedule, 420));
+  EXPECT_EQ(VariancePlan::KindOf(schedule, 420), Kind::kSettle);
   EXPECT_EQ(schedule.refresh_step(), 429 + 107);
   Schedule resting;
   EXPECT_TRUE(RefreshesOf(resting, 400, 440, /*unfit_at=*/407).empty()) << "too soon";
@@ -96,9 +98,9 @@ TEST(VariancePlan, StepsBetweenRefreshesAreSharedAmongTheFirstOfThem) {
   plan.Freeze(100);  // step 125 settles the momentum, and [126, 130) refresh
   plan.Extend(128);  // as they do for a tensor whose first gradient is in step 128
   EXPECT_EQ(schedule.refresh_end(), 128 + VariancePlan::kFirstSteps);
-  EXPECT_EQ(VariancePlan::StepsOf(schedule, 126), 30 / 4);
-  EXPECT_EQ(VariancePlan::StepsOf(schedule, 129), 30 / 4);
-  EXPECT_EQ(VariancePlan::StepsOf(schedule, 130), 1);
+  EXPECT_EQ(VariancePlan::StepsOf(schedule, 126, 0), 30 / 4);
+  EXPECT_EQ(VariancePlan::StepsOf(schedule, 129, 0), 30 / 4);
+  EXPECT_EQ(VariancePlan::StepsOf(schedule, 130, 0), 1);
   EXPECT_EQ(VariancePlan::StepsBefore(schedule, 126, 0), 100);
   EXPECT_EQ(VariancePlan::StepsBefore(schedule, 128, 0), 100 + 2 * 7);
   EXPECT_EQ(VariancePlan::StepsBefore(schedule, 132, 0), 100 + 4 * 7 + 2);
@@ -124,8 +126,9 @@ TEST(VariancePlan, KnowsTheRefreshesThatHaveJustEnded) {
   for (uint64_t step = 101; step <= 131; ++step) plan.BeginStep(step, true, 0);
   ASSERT_EQ(schedule.variance_steps(), 130);
   for (uint64_t step = 100; step <= 131; ++step) {
-    EXPECT_EQ(VariancePlan::Settles(schedule, step), step == 125) << step;
-    EXPECT_EQ(VariancePlan::Refreshes(schedule, step), step >= 126 && step < 130) << step;
+    const Kind kind = VariancePlan::KindOf(schedule, step);
+    EXPECT_EQ(kind == Kind::kSettle, step == 125) << step;
+    EXPECT_EQ(kind == Kind::kRefresh, step >= 126 && step < 130) << step;
   }
 }
 

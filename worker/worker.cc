@@ -91,8 +91,7 @@ uint32_t Crc32cOf(absl::Span<const Parameter> parameters, absl::Span<const Group
 // What travels in headers to ranks that come back.
 absl::Status CheckScales(const WorkerOptions& options, const OptimizerOptions& optimizer,
                          size_t tensors) {
-  const bool follows = optimizer.variance_refresh_interval == OptimizerOptions::kAuto;
-  const bool has_scales = optimizer.lamb || optimizer.zero_one || follows;
+  const bool has_scales = optimizer.lamb || optimizer.zero_one || optimizer.VarianceFollows();
   if (!has_scales || options.min_workers == 0 || tensors <= size_t{kMaxTensorScales}) {
     return absl::OkStatus();
   }

@@ -22,6 +22,7 @@
 #include "proto/layout.h"
 #include "tests/simulation/packing.h"
 #include "worker/onebit_adam.h"
+#include "worker/variance_plan.h"
 #include "worker/zero_one_options.h"
 
 namespace signpost::simulation {
@@ -66,7 +67,7 @@ class Audit {
   void SetFreezeStep(uint64_t step);
   // Where the variance follows: whether a rank refreshes it in the round, or settles the momentum.
   // Reports another answer than before.
-  enum class Kind { kOneBit, kSettle, kRefresh };
+  using Kind = VariancePlan::Kind;
   void SetKind(uint64_t round, Kind kind);
   // A rank's error after its last step, in layout order.
   void SetError(uint32_t rank, absl::Span<const float> error) {
@@ -107,7 +108,7 @@ class Audit {
   bool IsOneBit(uint64_t round) const { return round >= freeze_step_ && !IsRefresh(round); }
   bool IsRefresh(uint64_t round) const {
     const uint64_t interval = optimizer_.variance_refresh_interval;
-    if (interval == OptimizerOptions::kAuto) return KindOf(round) == Kind::kRefresh;
+    if (optimizer_.VarianceFollows()) return KindOf(round) == Kind::kRefresh;
     return interval > 0 && round > freeze_step_ && (round - freeze_step_) % interval == 0;
   }
   // Whether gradients travel apart from the errors.

@@ -94,7 +94,7 @@ struct JobPlan {
   }
 
   // Whether the variance follows the gradients.
-  bool Follows() const { return optimizer.variance_refresh_interval == OptimizerOptions::kAuto; }
+  bool Follows() const { return optimizer.VarianceFollows(); }
 
   // Whether others go on without a worker.
   bool is_elastic() const { return min_workers > 0; }
@@ -592,16 +592,13 @@ class Simulation {
   }
 
   // Whether the rank can go on.
-  // Of all rounds that the rank's schedule knows of: whoever took part in them may be dead.
+  // Tells the audit what each round does that the rank's schedule knows of: the ranks that took
+  // part in a round may be dead.
   void TellRefreshes(const Schedule& schedule) {
     const bool is_frozen = schedule.begun_steps() > schedule.freeze_step();
     if (schedule.freeze_step() == 0 || !is_frozen) return;
     for (uint64_t round = schedule.refreshed_step(); round < schedule.begun_steps(); ++round) {
-      const bool settles = VariancePlan::Settles(schedule, round);
-      const bool refreshes = VariancePlan::Refreshes(schedule, round);
-      audit_.SetKind(round, settles     ? Audit::Kind::kSettle
-                            : refreshes ? Audit::Kind::kRefresh
-                                        : Audit::Kind::kOneBit);
+      audit_.SetKind(round, VariancePlan::KindOf(schedule, round));
     }
   }
 
