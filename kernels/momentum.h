@@ -30,6 +30,8 @@ struct UpdateRates {
   float learning_rate = 0;
   float weight_decay = 0;
   float most_update = std::numeric_limits<float>::infinity();
+  // No inverse denominator is larger: what is known of them saves looking at each update.
+  float most_inverse_denominator = std::numeric_limits<float>::infinity();
 };
 
 // The use of the answer, as ApplyMomentum (onebit.h) but with a dense momentum; rounded as written:

@@ -219,28 +219,44 @@ size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contr
   return AggregateWith<ExchangedSigns>(rule, contributions, inverse_count, error, out);
 }
 
-void ApplyMomentum(const BlockRule& rule, OneBitView momentum, const UpdateRates& rates,
-                   absl::Span<const float> inverse_denominator, absl::Span<float> parameters) {
+// One block of ApplyMomentum, of momentum `scale` with the signs `bits`.
+template <class UpdateOf>
+HWY_INLINE void ApplySigns(float scale, const uint8_t* bits, const UpdateOf& update_of,
+                           const UpdateRates& rates, const float* inverse_denominator,
+                           float* parameters, size_t length) {
   const Vector rate = hn::Set(Floats(), rates.learning_rate);
   const Vector decay = hn::Set(Floats(), rates.weight_decay);
-  const BoundedUpdate update_of(rates.most_update);
-  const auto step = [rate, decay, update_of](Vector m, Vector inverse, Vector x) STRIP_BODY {
+  const Magnitude magnitude(scale);
+  const auto step = [&](Vector m, Vector inverse, Vector x) STRIP_BODY {
     const Vector direction = hn::Add(update_of(m, inverse), hn::Mul(decay, x));
     return hn::Sub(x, hn::Mul(rate, direction));
   };
+  ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
+    const float* const inverse = inverse_denominator + i;
+    float* const x = parameters + i;
+    PrefetchStrip(inverse);
+    PrefetchStrip(x);
+    const Strip m = Signed(magnitude, LoadSigns(bits + i / 8, count));
+    Store(Map(step, m, Load(inverse, count), Load(x, count)), x, count);
+  });
+}
+
+void ApplyMomentum(const BlockRule& rule, OneBitView momentum, const UpdateRates& rates,
+                   absl::Span<const float> inverse_denominator, absl::Span<float> parameters) {
   const size_t blocks = BlockCount(parameters.size(), rule.block_elements);
   for (size_t block = 0; block < blocks; ++block) {
     const size_t begin = block * rule.block_elements;
-    const Magnitude scale(momentum.scales[block]);
+    const size_t length = std::min(rule.block_elements, parameters.size() - begin);
+    const float scale = momentum.scales[block];
+    const uint8_t* const bits = momentum.bits + begin / 8;
     const float* const inverse = inverse_denominator.data() + begin;
     float* const x = parameters.data() + begin;
-    const size_t length = std::min(rule.block_elements, parameters.size() - begin);
-    ForEachStrip(length, [&](size_t i, auto count) STRIP_BODY {
-      PrefetchStrip(inverse + i);
-      PrefetchStrip(x + i);
-      const Strip m = Signed(scale, LoadSigns(momentum.bits + (begin + i) / 8, count));
-      Store(Map(step, m, Load(inverse + i, count), Load(x + i, count)), x + i, count);
-    });
+    if (scale * rates.most_inverse_denominator <= rates.most_update) {
+      const auto update_of = [](Vector m, Vector d) STRIP_BODY { return hn::Mul(m, d); };
+      ApplySigns(scale, bits, update_of, rates, inverse, x, length);
+    } else {
+      ApplySigns(scale, bits, BoundedUpdate(rates.most_update), rates, inverse, x, length);
+    }
   }
 }
 

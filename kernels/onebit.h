@@ -78,8 +78,8 @@ size_t AggregateOneBit(const BlockRule& rule, absl::Span<const OneBitView> contr
 // A worker's use of the answer, in one pass over memory; the answer is the new momentum:
 //   x = x - lr * (max(-most, min(copysign(S, bit) * inverse_denominator, most)) + weight_decay * x)
 // rounded after each operation as written, with most = most_update. `inverse_denominator` is 1 /
-// (sqrt(v) + epsilon), or 0 for an element that has no variance (adam.h); it and `parameters` have
-// equal sizes.
+// (sqrt(v) + epsilon), or 0 for an element that has no variance (adam.h), and never above
+// most_inverse_denominator; it and `parameters` have equal sizes.
 void ApplyMomentum(const BlockRule& rule, OneBitView momentum, const UpdateRates& rates,
                    absl::Span<const float> inverse_denominator, absl::Span<float> parameters);
 

@@ -478,6 +478,26 @@ TEST(OneBit, AppliedMomentumMatchesTheModel) {
   });
 }
 
+TEST(OneBit, UpdatesAreTheSameWhereTheLargestInverseDenominatorIsKnown) {
+  constexpr BlockRule kRule = {.block_elements = 64};
+  constexpr size_t kElements = 4 * 64;
+  Random random;
+  const Values inverse = random.PositiveValues(kElements), before = random.Values(kElements);
+  const float largest = *std::max_element(inverse.begin(), inverse.end());
+  // The second block's largest update is at the bound, those of the last two are above it.
+  const Values scales = {0.5f / largest, 1 / largest, 1.5f / largest, 1e30f};
+  const std::vector<uint8_t> bits = random.Bytes(kElements / 8);
+  OnEveryTarget([&] {
+    Values expected = before, x = before;
+    UpdateRates rates = {.learning_rate = 3e-4f, .weight_decay = 0.01f, .most_update = 1};
+    ApplyMomentum(kRule, {scales.data(), bits.data()}, rates, inverse, absl::MakeSpan(expected));
+    rates.most_inverse_denominator = largest;
+    ApplyMomentum(kRule, {scales.data(), bits.data()}, rates, inverse, absl::MakeSpan(x));
+    EXPECT_TRUE(SameBytes<float>(x, expected));
+    EXPECT_LT(std::abs(x[255] - before[255]), 2 * 3e-4f);
+  });
+}
+
 TEST(OneBit, AddMatchesTheModelForEitherSignOfTheFactor) {
   Random random;
   ForEachShape([&](BlockRule rule, size_t n) {

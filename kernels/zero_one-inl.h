@@ -106,7 +106,8 @@ struct LocalVectors {
       : beta1(hn::Set(Floats(), rates.beta1)),
         one_minus_beta1(hn::Set(Floats(), rates.one_minus_beta1)),
         learning_rate(hn::Set(Floats(), rates.learning_rate)),
-        weight_decay(hn::Set(Floats(), rates.weight_decay)) {}
+        weight_decay(hn::Set(Floats(), rates.weight_decay)),
+        update_of(rates.most_update) {}
 
   HWY_INLINE Vector Momentum(Vector m, Vector g) const {
     return hn::Add(hn::Mul(beta1, m), hn::Mul(one_minus_beta1, g));
@@ -117,11 +118,12 @@ struct LocalVectors {
   }
 
   HWY_INLINE Vector Parameter(Vector x, Vector m, Vector d) const {
-    const Vector direction = hn::Add(hn::Mul(m, d), hn::Mul(weight_decay, x));
+    const Vector direction = hn::Add(update_of(m, d), hn::Mul(weight_decay, x));
     return hn::Sub(x, hn::Mul(learning_rate, direction));
   }
 
   Vector beta1, one_minus_beta1, learning_rate, weight_decay;
+  BoundedUpdate update_of;
 };
 
 template <bool kHasParameters>

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "absl/types/span.h"
 #include "kernels/block.h"
@@ -47,15 +48,16 @@ void AdaptiveStep(const AdaptiveRates& rates, DenseType type, const uint8_t* gra
 struct LocalRates {
   float beta1, one_minus_beta1;
   float learning_rate, weight_decay;
+  float most_update = std::numeric_limits<float>::infinity();  // UpdateRates' (momentum.h)
 };
 
 // A step that sends nothing, with this worker's own gradient; rounded as written:
 //   m = (beta1 * m) + (one_minus_beta1 * g)
 //   u = u + (learning_rate * m)
-//   x = x - (learning_rate * ((m * d) + (weight_decay * x)))
-// d are inverse denominators as Freeze (adam.h) leaves them; x moves as by ApplyDenseMomentum
-// (momentum.h). `parameters` may be empty: then d is not looked at. All others have as many
-// elements as `gradient`.
+//   x = x - (learning_rate * (max(-most, min(m * d, most)) + (weight_decay * x)))
+// with most = most_update. d are inverse denominators as Freeze (adam.h) leaves them; x moves as by
+// ApplyDenseMomentum (momentum.h). `parameters` may be empty: then d is not looked at. All others
+// have as many elements as `gradient`.
 //
 // A block with an element of the gradient that is not finite or exceeds kMaxDense in magnitude is
 // left alone: its m, u and x stay. Returns the index of the first such block, or BlockCount(n).

@@ -44,9 +44,9 @@ SIGNPOST_DEVICE inline void LocalStepOfQuad(const LocalSegment& segment, const Q
   if (segment.parameters == nullptr) return;
   const Quad d = LoadQuad(segment.inverse_denominator + i, count);
   Quad x = LoadQuad(segment.parameters + i, count);
+  const UpdateRates update = {rates.learning_rate, rates.weight_decay, rates.most_update};
   for (uint32_t k = 0; k < kQuadElements; ++k) {
-    x.v[k] =
-        formulas::ApplyMomentum(m.v[k], d.v[k], {rates.learning_rate, rates.weight_decay}, x.v[k]);
+    x.v[k] = formulas::ApplyMomentum(m.v[k], d.v[k], update, x.v[k]);
   }
   StoreQuad(x, segment.parameters + i, count);
 }

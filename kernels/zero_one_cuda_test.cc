@@ -74,8 +74,11 @@ TEST(ZeroOneCuda, AdaptiveStepsAreTheCpus) {
   }
 }
 
-constexpr LocalRates kLocalRates = {
-    .beta1 = 0.9f, .one_minus_beta1 = 0.1f, .learning_rate = 3e-4f, .weight_decay = 0.01f};
+constexpr LocalRates kLocalRates = {.beta1 = 0.9f,
+                                    .one_minus_beta1 = 0.1f,
+                                    .learning_rate = 3e-4f,
+                                    .weight_decay = 0.01f,
+                                    .most_update = 0.5f};
 
 // What a local step reads and writes of a span.
 struct LocalState {

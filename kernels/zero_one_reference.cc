@@ -32,12 +32,12 @@ size_t LocalStep(const BlockRule& rule, const LocalRates& rates, absl::Span<cons
       first_left_alone = std::min(first_left_alone, block);
       continue;
     }
+    const UpdateRates update = {rates.learning_rate, rates.weight_decay, rates.most_update};
     for (size_t i = begin; i < end; ++i) {
       formulas::Accumulate(rates, gradient[i], momentum[i], accumulated[i]);
       if (parameters.empty()) continue;
       parameters[i] =
-          formulas::ApplyMomentum(momentum[i], inverse_denominator[i],
-                                  {rates.learning_rate, rates.weight_decay}, parameters[i]);
+          formulas::ApplyMomentum(momentum[i], inverse_denominator[i], update, parameters[i]);
     }
   }
   return first_left_alone;

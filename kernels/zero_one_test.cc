@@ -266,8 +266,11 @@ struct LocalState {
   size_t first_left_alone;
 };
 
-constexpr LocalRates kLocalRates = {
-    .beta1 = 0.9f, .one_minus_beta1 = 0.1f, .learning_rate = 3e-4f, .weight_decay = 0.01f};
+constexpr LocalRates kLocalRates = {.beta1 = 0.9f,
+                                    .one_minus_beta1 = 0.1f,
+                                    .learning_rate = 3e-4f,
+                                    .weight_decay = 0.01f,
+                                    .most_update = 0.5f};
 
 // Likewise. `parameters` may be empty.
 LocalState StepByStep(const BlockRule& rule, const LocalRates& rates, const Values& gradient,
@@ -290,7 +293,7 @@ LocalState StepByStep(const BlockRule& rule, const LocalRates& rates, const Valu
     state.momentum[i] = m;
     state.accumulated[i] = state.accumulated[i] + added;
     if (state.parameters.empty()) continue;
-    const float followed = m * inverse[i];
+    const float followed = std::clamp(m * inverse[i], -rates.most_update, rates.most_update);
     const float decay = rates.weight_decay * state.parameters[i];
     const float direction = followed + decay;
     const float step = rates.learning_rate * direction;
@@ -347,14 +350,15 @@ TEST(ZeroOne, LocalStepMakesTheInputsOfMomentumAndFollowsThemAsItDoes) {
   const size_t n = 12389;
   const Values gradient = random.Values(n), momentum = random.Values(n);
   const Values inverse = random.PositiveValues(n), parameters = random.Values(n);
+  constexpr UpdateRates kUpdateRates = {kLocalRates.learning_rate, kLocalRates.weight_decay,
+                                        kLocalRates.most_update};
   OnEveryTarget([&] {
     Values m = momentum, u(n), x = parameters, input(n), followed = parameters;
     LocalStep(BlockRule(), kLocalRates, gradient, absl::MakeSpan(m), absl::MakeSpan(u), inverse,
               absl::MakeSpan(x));
     MomentumInput({kLocalRates.beta1, kLocalRates.one_minus_beta1}, gradient, momentum.data(),
                   absl::MakeSpan(input));
-    ApplyDenseMomentum(input, {kLocalRates.learning_rate, kLocalRates.weight_decay}, inverse,
-                       absl::MakeSpan(followed));
+    ApplyDenseMomentum(input, kUpdateRates, inverse, absl::MakeSpan(followed));
     EXPECT_TRUE(SameBytes<float>(m, input));
     EXPECT_TRUE(SameBytes<float>(x, followed));
   });

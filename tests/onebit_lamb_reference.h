@@ -39,6 +39,7 @@ class OneBitLambReference {
                    variance_codec = ReferenceCodec::kExact;
     double max_coeff = 10, min_coeff = 0.01, coeff_beta = 0.9;
     double factor_max = 4, factor_min = 0.5, factor_threshold = 0.1;
+    double most_update = 10;  // after the freeze, with bias correction
   };
 
   // `tensors`: the number of elements of each; blocks do not straddle them.
@@ -168,7 +169,7 @@ class OneBitLambReference {
       const double g = gradient[j];
       m_[j] = options_.beta1 * m_[j] + (1 - options_.beta1) * g;
       const double adam = v_[j] > 0 ? m_[j] / (std::sqrt(v_[j]) + options_.epsilon) : 0;
-      update[j] = adam + weight_decay * x_[j];
+      update[j] = Bounded(adam) + weight_decay * x_[j];
       // Corrected for its start: it has been the mean of all steps but the last ones.
       const double before = Correction(options_.beta2, step_ - options_.variance_refresh_interval);
       v_[j] = (kept * before * v_[j] + (1 - kept) * g * g) / Correction(options_.beta2, step_);
@@ -187,7 +188,7 @@ class OneBitLambReference {
     const Vector last = m_;
     m_ = exchange_.Mean(momenta, options_.codec);
 
-    Vector adam(x_.size()), update(x_.size());
+    Vector adam(x_.size()), update(x_.size()), bounded(x_.size());
     for (size_t j = 0; j < x_.size(); ++j) {
       // What has no variance gets no update, and no say in the factor.
       if (v_[j] > 0) {
@@ -196,12 +197,18 @@ class OneBitLambReference {
         adam[j] = m_[j] / (std::sqrt(v_[j]) + options_.epsilon);
       }
       update[j] = adam[j] + weight_decay * x_[j];
+      bounded[j] = Bounded(adam[j]) + weight_decay * x_[j];
     }
     for (Tensor& tensor : tensors_) {
       tensor.factor = Factor(tensor, adam, update);
       tensor.coefficient = tensor.frozen_coefficient * tensor.factor;
-      Update(tensor, learning_rate, update);
+      Update(tensor, learning_rate, bounded);
     }
+  }
+
+  double Bounded(double update) const {
+    if (!options_.bias_correction) return update;
+    return std::clamp(update, -options_.most_update, options_.most_update);
   }
 
   double Factor(const Tensor& tensor, const Vector& adam, const Vector& update) const {

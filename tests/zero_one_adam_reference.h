@@ -50,6 +50,7 @@ class ZeroOneAdamReference {
   struct Options {
     double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, gamma = 1.35, variance_floor = 0.01;
     bool bias_correction = true;
+    double most_update = 10;  // after var_freeze_step, with bias correction
     int var_freeze_step = 1;
     int var_update_scaler = 16;
     int local_step_scaler = 1000;
@@ -197,7 +198,9 @@ class ZeroOneAdamReference {
   }
 
   double Preconditioned(const Vector& m, size_t j) const {
-    return v_[j] > 0 ? m[j] / (std::sqrt(v_[j]) + options_.epsilon) : 0;
+    const double update = v_[j] > 0 ? m[j] / (std::sqrt(v_[j]) + options_.epsilon) : 0;
+    if (!options_.bias_correction) return update;
+    return std::clamp(update, -options_.most_update, options_.most_update);
   }
 
   // All workers are where anchor_ is.

@@ -61,8 +61,10 @@ absl::Status CheckZeroOne(const OptimizerOptions& options) {
 constexpr float kMostUpdate = 10;
 // A momentum of fewer epsilons moves parameters by less than a thousandth of a learning rate.
 constexpr double kLeastMomentum = 1e-3;
-// Training has diverged when a tensor's momentum has been kMostUpdate times its gradients in so
-// many one-bit steps in a row.
+// Training has diverged when a tensor's momentum has been kFarBeyond times its gradients in so many
+// steps in a row: kMostUpdate bounds the update of practically every element then. Gradients that
+// hardly change make one bit's momentum 10 to 60 times as large as they are, which is no divergence.
+constexpr double kFarBeyond = 100;
 constexpr uint64_t kMostStepsBeyond = 100;
 
 absl::string_view NameOf(const OptimizerOptions& options) {
@@ -232,7 +234,9 @@ OneBitAdam::OneBitAdam(const Layout& layout, const OptimizerOptions& options,
 void OneBitAdam::Restore(OptimizerState state) {
   schedule_ = std::move(state.schedule);
   SetScales(state.scales);
-  knows_variance_ = Follows();  // otherwise with the next freeze
+  means_ = Follows() ? Means::kExact : Means::kUnknown;
+  const bool is_frozen = schedule_.epsilons_size() > 0 && !state.variance.empty();
+  if (!Follows() && is_frozen) SetMeanVariances(state.variance);
   for (std::vector<double>& squares : squares_) squares.clear();
   for (size_t c = 0; c < layout_.chunks().size(); ++c) {
     const size_t first = layout_.chunks()[c].first_element;
@@ -388,7 +392,7 @@ void OneBitAdam::LookAtVariance(uint64_t step) {
 void OneBitAdam::PlanRefreshes(uint64_t step) {
   if (schedule_.freeze_step() == 0 || step <= schedule_.freeze_step()) return;
   const Stage last = StageOf(step - 1);
-  const bool fits = last != Stage::kOneBit || MomentumFits();
+  const bool fits = last != Stage::kOneBit || CheckMomentum(/*steps=*/1);
   if (!Follows()) return;
   VariancePlan plan(schedule_);
   uint64_t youngest = 0;
@@ -401,8 +405,8 @@ void OneBitAdam::PlanRefreshes(uint64_t step) {
   plan.BeginStep(step, fits, youngest);
 }
 
-bool OneBitAdam::MomentumFits() {
-  if (options_.codec != ONE_BIT || !knows_variance_) return true;
+bool OneBitAdam::CheckMomentum(uint64_t steps) {
+  if (options_.codec != ONE_BIT || means_ == Means::kUnknown) return true;
   std::vector<double> squares(scales_.size());
   for (uint32_t c = 0; c < squares_.size(); ++c) {
     if (squares_[c].empty()) SetSquares(c);
@@ -418,23 +422,26 @@ bool OneBitAdam::MomentumFits() {
     if (momentum <= std::pow(kLeastMomentum * RatesOfTensor(tensor).epsilon, 2)) continue;
     const double variance = scales_[tensor].mean_variance();
     fits = fits && momentum <= std::pow(VariancePlan::kMostMomentum, 2) * variance;
-    const bool is_beyond = momentum > kMostUpdate * kMostUpdate * variance;
+    const bool is_beyond = momentum > kFarBeyond * kFarBeyond * variance;
     if (is_beyond && !beyond) beyond = tensor;
   }
-  steps_beyond_ = beyond ? steps_beyond_ + 1 : 0;
-  if (steps_beyond_ == kMostStepsBeyond && options_.bias_correction) SetDiverged(*beyond);
+  steps_beyond_ = beyond ? steps_beyond_ + steps : 0;
+  if (steps_beyond_ >= kMostStepsBeyond && options_.bias_correction) SetDiverged(*beyond);
   return fits;
 }
 
 void OneBitAdam::SetDiverged(uint32_t tensor) {
   const std::string name = DescribeTensor(layout_.tensors()[tensor]);
-  const uint64_t step = schedule_.begun_steps();
+  const uint64_t step = StepsBefore(schedule_.begun_steps());
   if (scales_[tensor].mean_variance() > 0) {
     diverged_ = absl::OutOfRangeError(absl::StrFormat(
-        "the training has diverged at step %d: for %d one-bit steps the momentum of tensor %s has "
-        "been over %g times the gradients of its frozen variance. Take a lower learning rate, clip "
-        "gradients, or use 1-bit Adam with variance_refresh_interval auto, whose variance follows",
-        step, kMostStepsBeyond, name, kMostUpdate));
+        "the training has diverged at step %d: for %d steps the momentum of tensor %s has been "
+        "over %g times the gradients of its frozen variance. Take a lower learning rate, or clip "
+        "gradients%s",
+        step, kMostStepsBeyond, name, kFarBeyond,
+        Follows() ? ""
+                  : "; or use 1-bit Adam with variance_refresh_interval auto, whose variance "
+                    "follows"));
     return;
   }
   diverged_ = absl::OutOfRangeError(absl::StrFormat(
@@ -444,9 +451,25 @@ void OneBitAdam::SetDiverged(uint32_t tensor) {
       name, schedule_.freeze_step(), kMostStepsBeyond, step));
 }
 
-void OneBitAdam::SetSquares(uint32_t chunk, const Payload& answer) {
+void OneBitAdam::SetMeanVariances(absl::Span<const float> inverse_denominators) {
+  means_ = Means::kNear;
+  size_t first = 0;
+  for (uint32_t tensor = 0; tensor < scales_.size(); ++tensor) {
+    const size_t elements = parameters_[tensor].values.size();
+    const float epsilon = FrozenEpsilon(tensor);
+    double sum = 0;
+    for (const float d : inverse_denominators.subspan(first, elements)) {
+      if (d > 0) sum += std::pow(1.0 / d - epsilon, 2);
+    }
+    scales_[tensor].set_mean_variance(sum / elements);
+    first += elements;
+  }
+}
+
+void OneBitAdam::NoteMomentum(uint32_t chunk, const Payload& answer) {
   const Chunk& at = layout_.chunks()[chunk];
   squares_[chunk].clear();
+  if (codec() != ONE_BIT) return;
   for (const Segment& segment : at.segments) {
     const float* scale = OneBitPart(at, segment, answer.data()).scales;
     double& sum = squares_[chunk].emplace_back();
@@ -473,12 +496,25 @@ void OneBitAdam::FindFirstGradients() {
 }
 
 float OneBitAdam::MostUpdate() const {
-  const bool is_bounded = options_.bias_correction && !options_.lamb && !options_.zero_one;
-  return is_bounded ? kMostUpdate : std::numeric_limits<float>::infinity();
+  return options_.bias_correction ? kMostUpdate : std::numeric_limits<float>::infinity();
+}
+
+float OneBitAdam::MostInverseDenominator(uint32_t tensor) const {
+  const float floor = FloorOf(scales_[tensor].mean_variance());
+  if (means_ != Means::kExact || !(floor > 0)) return std::numeric_limits<float>::infinity();
+  return 1 / (std::sqrt(floor) + FrozenEpsilon(tensor));
+}
+
+kernels::UpdateRates OneBitAdam::UpdateRatesOf(uint32_t tensor, double learning_rate,
+                                               double weight_decay) const {
+  return {.learning_rate = static_cast<float>(learning_rate),
+          .weight_decay = static_cast<float>(weight_decay),
+          .most_update = MostUpdate(),
+          .most_inverse_denominator = MostInverseDenominator(tensor)};
 }
 
 void OneBitAdam::FreezeVariance(bool is_first) {
-  knows_variance_ = true;
+  means_ = Means::kExact;
   std::vector<kernels::FreezeRates> by_tensor;
   for (uint32_t tensor = 0; tensor < parameters_.size(); ++tensor) {
     const Parameter& parameter = parameters_[tensor];
@@ -493,7 +529,7 @@ void OneBitAdam::FreezeVariance(bool is_first) {
     rates.epsilon = static_cast<float>(group.epsilon);
     const double mean =
         state_->SumOfVariance(tensor) / parameter.values.size() * variance_correction;
-    rates.floor = static_cast<float>(options_.variance_floor * mean);
+    rates.floor = FloorOf(mean);
     scales_[tensor].set_mean_variance(mean);
     rates.lifts_zeros = LiftsZeros();
   }
@@ -548,7 +584,7 @@ void OneBitAdam::Apply(uint32_t chunk, Answer answer) {
     case Stage::kWarmUp:
       return ApplyGradient(chunk, std::move(answer.payload));
     case Stage::kOneBit:
-      if (codec() == ONE_BIT) SetSquares(chunk, answer.payload);
+      NoteMomentum(chunk, answer.payload);
       return ApplyMomentum(chunk, std::move(answer.payload));
     case Stage::kSettle:
       state_->MakeMomentumDense(chunk);  // where this worker did not compress it
@@ -571,8 +607,7 @@ void OneBitAdam::ApplyMomentum(uint32_t chunk, Payload answer) {
       chunk, codec(),
       [this](uint32_t tensor) {
         const GroupRates& rates = RatesOfTensor(tensor);
-        return kernels::UpdateRates{static_cast<float>(rates.learning_rate),
-                                    static_cast<float>(rates.weight_decay), MostUpdate()};
+        return UpdateRatesOf(tensor, rates.learning_rate, rates.weight_decay);
       },
       std::move(answer));
 }
@@ -701,7 +736,7 @@ TensorScales OneBitAdam::Scales() const {
 
 void OneBitAdam::SetScales(const TensorScales& scales) {
   if (!HasScales()) return;
-  knows_variance_ = Follows();
+  means_ = Follows() ? Means::kExact : Means::kUnknown;
   for (const TensorScale& scale : scales) {
     if (scale.tensor() < scales_.size()) scales_[scale.tensor()] = scale;
   }

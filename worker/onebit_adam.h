@@ -219,10 +219,17 @@ class OneBitAdam : public Optimizer {
   const OptimizerOptions& options() const { return options_; }
   AdamState& state() { return *state_; }
   Schedule& mutable_schedule() { return schedule_; }
-  // The largest update of an element, in learning rates. LAMB's have a length of their own, 0/1
-  // Adam takes local steps, and without bias correction the first ones are larger: then there is
-  // none.
+  // The largest update of an element, in learning rates. Without bias correction the first ones
+  // are larger: then there is none.
   float MostUpdate() const;
+  // Of a step along the momentum.
+  kernels::UpdateRates UpdateRatesOf(uint32_t tensor, double learning_rate,
+                                     double weight_decay) const;
+  // Sets squares_ of the chunk from the answer that is its new momentum.
+  void NoteMomentum(uint32_t chunk, const Payload& answer);
+  // Returns whether no tensor's momentum is too large for its variance, after a round that has
+  // ended `steps` steps. Sets diverged_ where it has been far too large for long.
+  bool CheckMomentum(uint64_t steps);
   TensorScale& scale(uint32_t tensor) { return scales_[tensor]; }
   const TensorScale& scale(uint32_t tensor) const { return scales_[tensor]; }
   // If FreezesBefore(step).
@@ -249,13 +256,17 @@ class OneBitAdam : public Optimizer {
   void PlanRefreshes(uint64_t step);
   // At the begin of a step that refreshes: notes tensors whose first gradient may be in it.
   void FindFirstGradients();
-  // Returns whether no tensor's momentum is too large for its variance. Sets diverged_ where it has
-  // been far too large for long.
-  bool MomentumFits();
   void SetDiverged(uint32_t tensor);
-  // Sets squares_ of the chunk, from an answer in one bit or from its momentum.
-  void SetSquares(uint32_t chunk, const Payload& answer);
+  // Sets squares_ of the chunk from its momentum.
   void SetSquares(uint32_t chunk);
+  // The least variance at a freeze, of a tensor with that mean.
+  float FloorOf(double mean_variance) const {
+    return static_cast<float>(options_.variance_floor * mean_variance);
+  }
+  // No inverse denominator of the tensor is larger.
+  float MostInverseDenominator(uint32_t tensor) const;
+  // The means of variances whose inverse denominators, in layout order, were saved.
+  void SetMeanVariances(absl::Span<const float> inverse_denominators);
   // Takes account of a step and its learning rates.
   void Count(uint64_t step);
   void FreezeVariance(bool is_first);
@@ -283,8 +294,9 @@ class OneBitAdam : public Optimizer {
   std::vector<TensorScale> scales_;
   // By chunk and segment, the sum of squares of the momentum. Empty where it has to be computed.
   std::vector<std::vector<double>> squares_;
-  bool knows_variance_ = false;  // whether scales_ has the means that were frozen
-  uint64_t steps_beyond_ = 0;    // calls of MomentumFits in a row that saw one far too large
+  // Whether scales_ has the means that were frozen, and to the bit.
+  enum class Means { kUnknown, kNear, kExact } means_ = Means::kUnknown;
+  uint64_t steps_beyond_ = 0;  // in a row, whose momenta CheckMomentum found far too large
   absl::Status diverged_;
   const std::unique_ptr<AdamState> state_;
 };

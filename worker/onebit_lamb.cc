@@ -156,8 +156,7 @@ void OneBitLamb::Step(uint32_t chunk) {
   }
   lamb_->StepAlongMomentum(chunk, [this](uint32_t tensor) {
     const GroupRates& rates = RatesOfTensor(tensor);
-    return kernels::UpdateRates{static_cast<float>(rates.learning_rate * ScaleOf(tensor)),
-                                static_cast<float>(rates.weight_decay)};
+    return UpdateRatesOf(tensor, rates.learning_rate * ScaleOf(tensor), rates.weight_decay);
   });
 }
 

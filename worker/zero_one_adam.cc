@@ -48,6 +48,10 @@ void ZeroOneAdam::BeginStep(uint64_t round, absl::Span<const GroupRates> rates) 
   schedule.set_begun_steps(round);  // others may have begun it before this worker came back
   SetKind(round);
   FreezeIfDue(round);
+  const bool is_first_of_round = schedule.local_steps() == 0;
+  if (is_first_of_round && round > options().freeze_step) {
+    CheckMomentum(steps_.StepsOf(round - 1).steps);
+  }
   UpdateFloors();
   const uint64_t steps = steps_.StepsOf(round).steps;
   if (steps > 1) {
@@ -197,13 +201,13 @@ std::optional<uint32_t> ZeroOneAdam::Compress(uint32_t chunk, absl::Span<const G
 void ZeroOneAdam::Apply(uint32_t chunk, Answer answer) {
   if (kind_ == Kind::kMean) {
     EndInterval(chunk);
+    NoteMomentum(chunk, answer.payload);
     return state().ApplyMomentum(
         chunk, codec(),
         [this](uint32_t tensor) {
           const LocalSums& sums = SumsOf(tensor);
           if (!WeightOf(sums)) return kernels::UpdateRates{0, 0};
-          return kernels::UpdateRates{static_cast<float>(sums.learning_rate()),
-                                      static_cast<float>(sums.decay() / sums.learning_rate())};
+          return UpdateRatesOf(tensor, sums.learning_rate(), sums.decay() / sums.learning_rate());
         },
         std::move(answer.payload));
   }
@@ -304,6 +308,7 @@ kernels::LocalRates ZeroOneAdam::LocalRatesOf(uint32_t tensor) const {
       .one_minus_beta1 = static_cast<float>(1 - group.beta1),
       .learning_rate = static_cast<float>(group.learning_rate),
       .weight_decay = static_cast<float>(group.weight_decay),
+      .most_update = MostUpdate(),
   };
 }
 
