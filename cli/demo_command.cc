@@ -33,6 +33,9 @@
 namespace signpost::cli {
 namespace {
 
+// Below them 1-bit Adam may not find its freeze: it looks every 32 steps, and not in the first 32.
+constexpr uint64_t kLeastSteps = 128;
+
 struct Flags {
   demo::TrainingOptions training;
   bool torch = false;
@@ -50,12 +53,12 @@ struct Flags {
 // to.
 absl::Status Prepare(Flags& flags) {
   demo::TrainingOptions& training = flags.training;
-  if (training.steps < 2) {
+  const bool finds_freeze = training.freeze_step == OptimizerOptions::kAuto;
+  const uint64_t least = finds_freeze ? kLeastSteps : 2;
+  if (training.steps < least) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--steps is ", training.steps, ", wanted at least 2: one warm-up step and a 1-bit step"));
-  }
-  if (training.freeze_step == OptimizerOptions::kNever) {
-    training.freeze_step = demo::DefaultFreezeStep(training.steps);
+        "--steps is ", training.steps, ", wanted at least ", least, ": 1-bit Adam needs a warm-up",
+        finds_freeze ? ", of 64 steps or more unless there is a --freeze-step" : ""));
   }
   demo::TrainingOptions checked = training;
   if (flags.torch) checked.model = {};  // the example's is another
@@ -95,18 +98,23 @@ absl::StatusOr<Workers> TorchWorkers(const Flags& flags) {
   command->insert(command->end(), {absl::StrCat("--steps=", training.steps),
                                    absl::StrCat("--seed=", training.seed)});
   command->insert(command->end(), flags.torch_model.begin(), flags.torch_model.end());
+  std::vector<std::string> onebit = {"--optimizer=onebit_adam"};
+  if (training.freeze_step != OptimizerOptions::kAuto) {
+    onebit.insert(onebit.end(),
+                  {absl::StrCat("--freeze-step=", training.freeze_step),
+                   "--variance-refresh-interval=0", "--warm-up-codec=fp32"});
+  }
   return Workers{
-      .command = *std::move(command),
-      .adam = {"--optimizer=adam"},
-      .onebit = {"--optimizer=onebit_adam", absl::StrCat("--freeze-step=", training.freeze_step)}};
+      .command = *std::move(command), .adam = {"--optimizer=adam"}, .onebit = std::move(onebit)};
 }
 
 Workers OwnWorkers(const Flags& flags) {
-  demo::TrainingOptions adam = flags.training;
-  adam.freeze_step = OptimizerOptions::kNever;
-  return {.command = {OwnExecutable(), "demo-worker"},
-          .adam = TrainingArguments(adam),
-          .onebit = TrainingArguments(flags.training)};
+  std::vector<std::string> command = {OwnExecutable(), "demo-worker"};
+  const std::vector<std::string> arguments = TrainingArguments(flags.training);
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  return {.command = std::move(command),
+          .adam = {"--optimizer=adam"},
+          .onebit = {"--optimizer=onebit_adam"}};
 }
 
 LaunchResult Train(const Flags& flags, const std::vector<std::string>& command,

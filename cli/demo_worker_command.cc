@@ -3,7 +3,9 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <map>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -49,6 +51,9 @@ Command AddDemoWorkerCommand(CLI::App& program) {
   CLI::App& app = *program.add_subcommand("demo-worker", "One worker of the demo");
   app.group("");  // hidden
   AddTrainingFlags(app, flags->training);
+  app.add_option("--optimizer", flags->training.optimizer, "adam or onebit_adam [onebit_adam]")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, demo::Optimizer>{
+          {"adam", demo::Optimizer::kAdam}, {"onebit_adam", demo::Optimizer::kOneBitAdam}}));
   app.add_option("--results", flags->results, "Directory for the results")->type_name("DIR");
   app.add_option("--checkpoint-dir", flags->training.checkpoint_directory,
                  "Directory of the job's checkpoints, which all workers see")

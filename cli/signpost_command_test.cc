@@ -420,7 +420,8 @@ TEST(Demo, RefusesBadOptionsBeforeItTrains) {
     const char* error;
   } kCases[] = {
       {"--steps 10 --freeze-step 10", "--freeze-step is 10, wanted 1 to 9"},
-      {"--steps 1", "--steps is 1, wanted at least 2"},
+      {"--steps 127", "--steps is 127, wanted at least 128"},
+      {"--steps 1 --freeze-step 1", "--steps is 1, wanted at least 2"},
       {"--workers 0", "--workers"},
       {"--hidden 0", "--hidden is 0"},
       {"--failure-timeout 1ms", "--failure-timeout"},

@@ -7,16 +7,18 @@
 namespace signpost::cli {
 
 void AddTrainingFlags(CLI::App& app, demo::TrainingOptions& options) {
-  app.add_option(
-         "--text", options.text,
-         absl::StrCat("Files to learn from [the licences in ", demo::kLicenceDirectory, "]"))
+  app.add_option("--text", options.text,
+                 absl::StrCat("Files to learn from [the licences in ", demo::kLicenceDirectory,
+                              " and the modules of Debian's Python]"))
       ->type_name("FILE");
   const CLI::Validator not_negative = CLI::NonNegativeNumber.description("");
   app.add_option("--steps", options.steps, "Steps of each training")
       ->check(not_negative)
       ->capture_default_str();
-  app.add_option("--freeze-step", options.freeze_step,
-                 "Steps of 1-bit Adam's dense warm-up [15% of steps]")
+  app.add_option(
+         "--freeze-step", options.freeze_step,
+         "Steps of warm-up in fp32, after which 1-bit Adam's variance stays as it is [found "
+         "by the job]")
       ->check(not_negative);
   app.add_option("--seed", options.seed, "Seed of the initial parameters and the batches")
       ->check(not_negative)
@@ -44,7 +46,6 @@ void AddTrainingFlags(CLI::App& app, demo::TrainingOptions& options) {
 std::vector<std::string> TrainingArguments(const demo::TrainingOptions& options) {
   std::vector<std::string> arguments = {
       absl::StrCat("--steps=", options.steps),
-      absl::StrCat("--freeze-step=", options.freeze_step),
       absl::StrCat("--seed=", options.seed),
       absl::StrCat("--batch=", options.batch),
       absl::StrFormat("--learning-rate=%.17g", options.learning_rate),
@@ -53,6 +54,9 @@ std::vector<std::string> TrainingArguments(const demo::TrainingOptions& options)
       absl::StrCat("--hidden=", options.model.hidden),
       absl::StrCat("--layers=", options.model.layers),
   };
+  if (options.freeze_step != OptimizerOptions::kAuto) {
+    arguments.push_back(absl::StrCat("--freeze-step=", options.freeze_step));
+  }
   for (const std::string& file : options.text) arguments.push_back(absl::StrCat("--text=", file));
   return arguments;
 }

@@ -21,7 +21,7 @@ struct Comparison {
 };
 
 // INVALID_ARGUMENT, saying what does not fit, unless both runs have all their workers in rank order
-// and equal parameter counts, steps and worlds, Adam never froze, 1-bit Adam did, and both have a
+// and equal parameter counts, steps and worlds, only 1-bit Adam had one-bit steps, and both have a
 // loss curve.
 absl::Status CheckComparison(const Comparison& comparison);
 

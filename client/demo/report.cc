@@ -54,11 +54,7 @@ std::string FormatGap(double adam, double onebit) {
 }
 std::string AdviceFor(const WorkerResult& onebit) {
   if (std::isfinite(onebit.validation)) return "";
-  return absl::StrFormat(
-      "\nThe warm-up, %d of %d steps, was too short for the variance that 1-bit Adam freezes: give "
-      "it "
-      "more --steps, or a later --freeze-step.\n",
-      onebit.steps - onebit.one_bit_steps, onebit.steps);
+  return "\n1-bit Adam has diverged. Take a lower --learning-rate, or more --steps.\n";
 }
 
 std::string FormatRatio(double ratio) { return absl::StrFormat("%.1fx", ratio); }
@@ -101,31 +97,33 @@ std::string FormatTable(const Comparison& comparison) {
   const WorkerResult& onebit = comparison.onebit[0];
   const WireBytes adam_bytes = MostBytes(comparison.adam);
   const WireBytes onebit_bytes = MostBytes(comparison.onebit);
-  const WireBytes one_bit_rounds = MostOneBitBytes(comparison.onebit);
+  const WireBytes one_bit_steps = MostOneBitBytes(comparison.onebit);
   const uint64_t parameters = adam.parameters;
   return absl::StrCat(
       absl::StrFormat("%d parameters, %d workers; 1-bit Adam sends one bit in %d of %d steps\n\n",
                       parameters, adam.world_size, onebit.one_bit_steps, onebit.steps),
       Row("", "Adam", "1-bit Adam"),
+      Row("sent per worker, whole run", FormatBytes(adam_bytes.sent),
+          FormatBytes(onebit_bytes.sent)),
+      Row("received per worker, whole run", FormatBytes(adam_bytes.received),
+          FormatBytes(onebit_bytes.received)),
+      Row("fewer bytes than fp32", FormatRatio(RatioToFp32(adam_bytes, parameters, adam.steps)),
+          FormatRatio(RatioToFp32(onebit_bytes, parameters, onebit.steps))),
+      Row("  in one-bit steps", "",
+          FormatRatio(RatioToFp32(one_bit_steps, parameters, onebit.one_bit_steps))),
+      Row("bits per parameter, up / down",
+          FormatBitsPerParameter(adam_bytes, parameters, adam.steps),
+          FormatBitsPerParameter(onebit_bytes, parameters, onebit.steps)),
+      Row("  in one-bit steps", "",
+          FormatBitsPerParameter(one_bit_steps, parameters, onebit.one_bit_steps)),
+      Row("training loss, bits per byte", FormatLoss(adam.curve.back().training_bpb),
+          FormatLoss(onebit.curve.back().training_bpb)),
       Row("validation loss, bits per byte", FormatLoss(adam.validation),
           FormatLoss(onebit.validation)),
       Row("  against Adam", "", FormatGap(adam.validation, onebit.validation)),
       Row("steps", absl::StrCat(adam.steps), absl::StrCat(onebit.steps)),
       Row("time", absl::StrFormat("%.0f s", adam.seconds),
           absl::StrFormat("%.0f s", onebit.seconds)),
-      Row("sent per worker, measured", FormatBytes(adam_bytes.sent),
-          FormatBytes(onebit_bytes.sent)),
-      Row("received per worker, measured", FormatBytes(adam_bytes.received),
-          FormatBytes(onebit_bytes.received)),
-      Row("fewer bytes than fp32", FormatRatio(RatioToFp32(adam_bytes, parameters, adam.steps)),
-          FormatRatio(RatioToFp32(onebit_bytes, parameters, onebit.steps))),
-      Row("  in one-bit rounds", "",
-          FormatRatio(RatioToFp32(one_bit_rounds, parameters, onebit.one_bit_steps))),
-      Row("bits per parameter, up / down",
-          FormatBitsPerParameter(adam_bytes, parameters, adam.steps),
-          FormatBitsPerParameter(onebit_bytes, parameters, onebit.steps)),
-      Row("  in one-bit rounds", "",
-          FormatBitsPerParameter(one_bit_rounds, parameters, onebit.one_bit_steps)),
       Row("replicas identical, CRC-32C", FormatReplicas(comparison.adam),
           FormatReplicas(comparison.onebit)),
       AdviceFor(onebit));

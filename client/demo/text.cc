@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/demo/file.h"
 
@@ -19,13 +20,27 @@ absl::Status CheckLength(const std::string& path, uint64_t bytes) {
       absl::StrCat("the text '", path, "' has ", bytes, " bytes, wanted at least ", kMinFileBytes));
 }
 
+// "/usr/lib/python3.11", say.
+std::vector<std::string> PythonDirectories() {
+  std::vector<std::string> directories;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/usr/lib", error)) {
+    const std::string path = entry.path().string();
+    if (absl::StartsWith(path, "/usr/lib/python3.")) directories.push_back(path);
+  }
+  std::sort(directories.begin(), directories.end());
+  return directories;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<std::string>> TextFiles(const std::string& directory) {
   std::vector<std::string> files;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
-    if (!entry.is_symlink() && entry.is_regular_file()) files.push_back(entry.path().string());
+    if (!entry.is_symlink() && entry.is_regular_file() && entry.file_size() >= kMinFileBytes) {
+      files.push_back(entry.path().string());
+    }
   }
   if (files.empty()) {
     return absl::NotFoundError(absl::StrCat("no text in '", directory, "'",
@@ -33,6 +48,17 @@ absl::StatusOr<std::vector<std::string>> TextFiles(const std::string& directory)
                                             "; name files to train on with --text"));
   }
   std::sort(files.begin(), files.end());
+  return files;
+}
+
+absl::StatusOr<std::vector<std::string>> DefaultTextFiles() {
+  absl::StatusOr<std::vector<std::string>> files = TextFiles(kLicenceDirectory);
+  for (const std::string& directory : PythonDirectories()) {
+    const absl::StatusOr<std::vector<std::string>> modules = TextFiles(directory);
+    if (!modules.ok()) continue;
+    if (!files.ok()) files = std::vector<std::string>();
+    files->insert(files->end(), modules->begin(), modules->end());
+  }
   return files;
 }
 

@@ -21,16 +21,18 @@ struct Text {
 // Where every Debian has the texts of the free licences.
 inline constexpr char kLicenceDirectory[] = "/usr/share/common-licenses";
 
-// The regular files of `directory`, sorted by name, so that all workers read the same text in the
-// same order. Symbolic links are skipped: they would name a text twice. NOT_FOUND if there are
-// none.
+// The regular files of `directory` with at least kMinFileBytes, sorted by name, so that all workers
+// read the same text in the same order. Symbolic links are skipped: they would name a text twice.
+// NOT_FOUND if there are none.
 absl::StatusOr<std::vector<std::string>> TextFiles(const std::string& directory);
 
+// What the demo learns from unless told otherwise: the licences, and the modules of Debian's
+// Python, 5 MB together, which a short training does not learn by heart. Where there is no Python,
+// or another version of it, the text is another. NOT_FOUND if there is neither.
+absl::StatusOr<std::vector<std::string>> DefaultTextFiles();
+
 // Reads `files` in the order given. The last tenth of each is held out, in one piece, and the
-// rest is for training. Licences come in versions that share whole paragraphs (GPL-2 and GPL-3,
-// say), so some held-out sentences have near copies in the training part; because the same tenth of
-// each version is held out, most have not. The loss on them is for comparing optimizers on the same
-// split, not a measure of how well the model knows English.
+// rest is for training.
 //
 // Errors name the file: NOT_FOUND or PERMISSION_DENIED if it cannot be read; INVALID_ARGUMENT if no
 // file is given, or if a file has fewer than kMinFileBytes.

@@ -13,6 +13,7 @@
 namespace signpost::demo {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -32,10 +33,12 @@ std::string MakeFile(const std::string& path, const std::string& contents) {
 
 std::string AsString(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
-TEST(TextFiles, AreSortedAndWithoutLinksAndDirectories) {
+TEST(TextFiles, AreSortedAndWithoutLinksAndDirectoriesAndShortFiles) {
   const std::string directory = TestDirectory();
-  const std::string b = MakeFile(directory + "/b", "");
-  const std::string a = MakeFile(directory + "/a", "");
+  const std::string text(kMinFileBytes, 'a');
+  const std::string b = MakeFile(directory + "/b", text);
+  const std::string a = MakeFile(directory + "/a", text);
+  MakeFile(directory + "/short", text.substr(1));
   std::filesystem::create_symlink(b, directory + "/link");
   std::filesystem::create_directory(directory + "/directory");
   EXPECT_THAT(TextFiles(directory).value(), ElementsAre(a, b));
@@ -49,6 +52,10 @@ TEST(TextFiles, AskForATextWhenThereIsNone) {
     EXPECT_THAT(status.message(), HasSubstr("'" + path + "'"));
     EXPECT_THAT(status.message(), HasSubstr("--text"));
   }
+}
+
+TEST(TextFiles, HaveTheLicencesByDefault) {
+  EXPECT_THAT(DefaultTextFiles().value(), Contains("/usr/share/common-licenses/GPL-3"));
 }
 
 TEST(LoadText, HoldsOutTheLastTenthOfEachFile) {

@@ -24,7 +24,6 @@ namespace {
 
 constexpr double kWarmUpFraction = 0.05;    // of the steps: the learning rate rises
 constexpr double kLastLearningRate = 0.02;  // of the highest
-constexpr double kFreezeFraction = 0.15;    // of the steps
 constexpr uint64_t kIntervals = 20;         // points of the loss curve, lines on the screen
 constexpr uint32_t kValidationBatch = 256;  // windows at a time
 constexpr uint32_t kCurveWindows = 2048;    // validation along the way
@@ -41,9 +40,18 @@ absl::Status CheckRange(absl::string_view option, uint64_t value, uint64_t lowes
 
 absl::StatusOr<Text> LoadTextOf(const TrainingOptions& options) {
   if (!options.text.empty()) return LoadText(options.text);
-  const absl::StatusOr<std::vector<std::string>> files = TextFiles(kLicenceDirectory);
+  const absl::StatusOr<std::vector<std::string>> files = DefaultTextFiles();
   if (!files.ok()) return files.status();
   return LoadText(*files);
+}
+
+OptimizerOptions OptimizerOf(const TrainingOptions& options) {
+  if (options.optimizer == Optimizer::kAdam) return {};
+  if (options.freeze_step != OptimizerOptions::kAuto) return {.freeze_step = options.freeze_step};
+  return {.freeze_step = OptimizerOptions::kAuto,
+          .warm_up_codec = INT8,
+          .variance_codec = INT8,
+          .variance_refresh_interval = OptimizerOptions::kAuto};
 }
 
 std::vector<Parameter> ParametersOf(LanguageModel<float>& model) {
@@ -118,19 +126,13 @@ class Training {
     result_.world_size = worker_.world_size;
     result_.parameters = session_.elements();
     result_.steps = options_.steps;
-    result_.one_bit_steps = options_.steps - std::min(options_.steps, options_.freeze_step);
 
     const absl::Time start = absl::Now();
     const WireBytes wire_start = session_.wire_bytes();
-    WireBytes one_bit_start = wire_start;
     BeginInterval();
-    bool is_one_bit = false;
     while (session_.steps() < options_.steps) {
       const uint64_t step = session_.steps();
       if (stop_.made()) return StopAfter(step);
-      if (step >= options_.freeze_step && !std::exchange(is_one_bit, true)) {
-        one_bit_start = session_.wire_bytes();
-      }
       if (absl::Status status = Step(step); !status.ok()) return status;
       // More than one step further if this worker was late.
       const uint64_t done = session_.steps();
@@ -138,9 +140,7 @@ class Training {
       if (worker_.rank == 0 && IsIntervalEnd(done)) EndInterval(done);
     }
     result_.seconds = absl::ToDoubleSeconds(absl::Now() - start);
-    const WireBytes wire_end = session_.wire_bytes();
-    result_.wire = wire_end - wire_start;
-    if (result_.one_bit_steps > 0) result_.one_bit_wire = wire_end - one_bit_start;
+    result_.wire = session_.wire_bytes() - wire_start;
     result_.parameters_crc32c = session_.ParametersCrc32c();
     return std::move(result_);
   }
@@ -151,9 +151,14 @@ class Training {
     const Batch batch = RandomWindows(text_.training, model_.window_bytes(), options_.batch,
                                       {options_.seed, worker_.rank, step});
     const double loss = model_.LossAndGradients(batch);
+    const WireBytes wire_start = session_.wire_bytes();
     const absl::StatusOr<StepReport> report =
         session_.Step(GradientsOf(model_), {{.learning_rate = LearningRate(options_, step)}});
     if (!report.ok()) return stop_.Excuse(report.status());
+    if (report->codec == ONE_BIT) {
+      ++result_.one_bit_steps;
+      result_.one_bit_wire = result_.one_bit_wire + (session_.wire_bytes() - wire_start);
+    }
 
     if (worker_.rank == 0) PrintSkippedRounds(*report);
     interval_.training_bpb += BitsPerByte(loss);
@@ -233,10 +238,6 @@ class Training {
 
 }  // namespace
 
-uint64_t DefaultFreezeStep(uint64_t steps) {
-  return std::max<uint64_t>(1, static_cast<uint64_t>(kFreezeFraction * static_cast<double>(steps)));
-}
-
 absl::Status CheckOptions(const TrainingOptions& options) {
   absl::Status status;
   status.Update(CheckRange("--context", options.model.context, 1, 64));
@@ -245,7 +246,7 @@ absl::Status CheckOptions(const TrainingOptions& options) {
   status.Update(CheckRange("--layers", options.model.layers, 1, 16));
   status.Update(CheckRange("--steps", options.steps, 2, 1'000'000'000));
   status.Update(CheckRange("--batch", options.batch, 1, 65536));
-  if (options.freeze_step != OptimizerOptions::kNever) {
+  if (options.freeze_step != OptimizerOptions::kAuto) {
     status.Update(CheckRange("--freeze-step", options.freeze_step, 1, options.steps - 1));
   }
   if (!(options.learning_rate > 0 && options.learning_rate <= 1)) {
@@ -301,7 +302,7 @@ absl::Status TrainAsWorker(const TrainingOptions& options) {
   }
 
   LanguageModel<float> model(options.model, options.seed);
-  const OptimizerOptions optimizer = {.freeze_step = options.freeze_step};
+  const OptimizerOptions optimizer = OptimizerOf(options);
   absl::StatusOr<std::unique_ptr<Session>> session =
       Session::Join(*session_options, optimizer, ParametersOf(model));
   if (absl::IsNotFound(session.status()) && options.resume_if_any) {

@@ -14,9 +14,11 @@
 
 namespace signpost::demo {
 
+enum class Optimizer { kAdam, kOneBitAdam };
+
 // Equal on all workers of a job.
 struct TrainingOptions {
-  std::vector<std::string> text;  // files; none: the licence texts of the machine
+  std::vector<std::string> text;  // files; none: DefaultTextFiles()
   ModelShape model;
   uint64_t steps = 300;
   uint64_t seed = 1;    // of the initial parameters and of all batches
@@ -24,9 +26,10 @@ struct TrainingOptions {
   // The highest: see LearningRate(). Plain Adam did best between 2e-3 and 4e-3; 1e-3 cost it 4 to
   // 7%, 8e-3 7%.
   double learning_rate = 3e-3;
-  // Steps of dense warm-up before 1-bit Adam freezes the variance; OptimizerOptions::kNever is
-  // plain Adam.
-  uint64_t freeze_step = OptimizerOptions::kNever;
+  Optimizer optimizer = Optimizer::kOneBitAdam;
+  // kAuto: 1-bit Adam finds its freeze, and its variance follows from then on. Otherwise steps of
+  // warm-up in fp32, after which the variance stays as it is.
+  uint64_t freeze_step = OptimizerOptions::kAuto;
   // Where this worker writes its WorkerResult (worker_result.h) when it is done; empty: rank 0 says
   // the parameters' checksum instead.
   std::string result_file;
@@ -35,9 +38,6 @@ struct TrainingOptions {
   bool resume = false;               // from the newest checkpoint in the directory
   bool resume_if_any = false;        // the same, or anew if there is none
 };
-
-// 15% of the steps, at least 1: the warm-up that the demo gives 1-bit Adam if not told otherwise.
-uint64_t DefaultFreezeStep(uint64_t steps);
 
 // INVALID_ARGUMENT that names the option and says what it may be.
 absl::Status CheckOptions(const TrainingOptions& options);

@@ -29,13 +29,6 @@ TEST(LearningRate, IsTheHighestInARunOfOneStep) {
   EXPECT_EQ(LearningRate({.steps = 1, .learning_rate = 0.5}, 0), 0.5);
 }
 
-TEST(DefaultFreezeStep, LeavesAtLeastFourFifthsToOneBit) {
-  for (uint64_t steps : {5, 10, 100, 801, 1'000'000}) {
-    EXPECT_GE(DefaultFreezeStep(steps), 1);
-    EXPECT_LE(5 * DefaultFreezeStep(steps), steps);
-  }
-}
-
 TEST(TrainingOptions, AreFineAsTheyAre) { EXPECT_TRUE(CheckOptions({}).ok()); }
 
 TEST(TrainingOptions, NameTheOneThatIsOutOfRange) {

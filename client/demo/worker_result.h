@@ -26,7 +26,7 @@ struct WorkerResult {
   uint32_t world_size = 0;
   uint64_t parameters = 0;
   uint64_t steps = 0;
-  uint64_t one_bit_steps = 0;      // of the steps: those after the freeze
+  uint64_t one_bit_steps = 0;      // of the steps: those that sent one bit
   double seconds = 0;              // from the first step to the last, validation included
   uint32_t parameters_crc32c = 0;  // of the parameters after the last step
   WireBytes wire;                  // of all steps since it joined, measured

@@ -45,7 +45,7 @@ def start(*arguments, **environment):
 
 def rank_of(job, rank, aggregator, directory, certificates):
     return start(
-        *("demo-worker --hidden 8 --layers 1 --steps 100000 --freeze-step 20".split()),
+        *("demo-worker --hidden 8 --layers 1 --steps 100000".split()),
         *("--results", directory),
         SIGNPOST_AGGREGATORS=aggregator,
         SIGNPOST_TLS_DIR=f"{certificates}/worker",

@@ -5,6 +5,7 @@
 """
 
 import math
+import os
 from pathlib import Path
 
 import signpost.torch as signpost
@@ -14,6 +15,7 @@ from torch import nn
 from training import argument_parser, device_of, train
 
 LICENCES = Path("/usr/share/common-licenses")  # which every Debian has
+PYTHON = Path(os.__file__).parent  # whose modules are text enough not to be learnt by heart
 BYTES = 256
 HELD_OUT = 10  # one byte in so many
 VALIDATION_WINDOWS = 128
@@ -28,7 +30,7 @@ def parse_arguments():
         learning_rate=1e-3,
     )
     add = parser.add_argument
-    add("--text", nargs="+", type=Path, help=f"files to learn from [the licences in {LICENCES}]")
+    add("--text", nargs="+", type=Path, help="files to learn from [licences and Python's modules]")
     add("--context", type=int, default=64, help="bytes that the model sees [%(default)s]")
     add("--width", type=int, default=128, help="numbers per byte [%(default)s]")
     add("--layers", type=int, default=2, help="[%(default)s]")
@@ -38,10 +40,11 @@ def parse_arguments():
 def load_text(files):
     """Training and validation bytes: the last tenth of each file is held out."""
     if files is None:
-        files = sorted(f for f in LICENCES.iterdir() if f.is_file() and not f.is_symlink())
+        files = sorted([*LICENCES.glob("*"), *PYTHON.glob("*.py")])
+        files = [f for f in files if f.is_file() and not f.is_symlink() and f.stat().st_size > 1000]
     training, validation = [], []
     for file in files:
-        data = torch.tensor(list(file.read_bytes()), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)
         cut = len(data) - len(data) // HELD_OUT
         training.append(data[:cut])
         validation.append(data[cut:])

@@ -22,8 +22,8 @@ OPTIMIZERS = {
     "onebit_lamb": signpost.OneBitLamb,
 }
 NEVER = 2**62
-# Of all steps, in percent, before the freeze.
-FREEZE_AT = {"onebit_adam": 15, "zero_one_adam": 20, "onebit_lamb": 30}
+# Of all steps, in percent, before the freeze, where the optimizer does not find it by itself.
+FREEZE_AT = {"zero_one_adam": 20, "onebit_lamb": 30}
 # Options of optimizers that freeze whose defaults are good; they are here to be tried.
 OPTIONS = {
     "variance_refresh_interval": int,
@@ -58,8 +58,8 @@ def argument_parser(description, *, steps, batch, batch_unit, learning_rate):
     add(
         "--freeze-step",
         type=steps_or_auto,
-        help="dense steps, or auto [15%% of the steps; onebit_lamb: 30%%]; zero_one_adam: "
-        "var_freeze_step [20%%]",
+        help="dense steps, or auto [onebit_adam: auto; onebit_lamb: 30%% of the steps]; "
+        "zero_one_adam: var_freeze_step [20%%]",
     )
     for name, kind in {**OPTIONS, **LAMB_OPTIONS}.items():
         add(f"--{name.replace('_', '-')}", type=kind, help="of the optimizer, if it has that")
@@ -161,12 +161,15 @@ def options_of(arguments):
             raise SystemExit(f"{arguments.optimizer} never freezes, and has no --{flag}")
         return {"freeze_step": NEVER, **asked} if arguments.optimizer == "lamb" else asked
     name = "var_freeze_step" if arguments.optimizer == "zero_one_adam" else "freeze_step"
-    return {name: freeze_step_of(arguments), **asked}
+    freeze_step = freeze_step_of(arguments)
+    return asked if freeze_step is None else {name: freeze_step, **asked}
 
 
 def freeze_step_of(arguments):
-    percent = FREEZE_AT[arguments.optimizer]
-    return arguments.freeze_step or max(1, arguments.steps * percent // 100)
+    """None: the optimizer finds it."""
+    if arguments.freeze_step is not None or arguments.optimizer not in FREEZE_AT:
+        return arguments.freeze_step
+    return max(1, arguments.steps * FREEZE_AT[arguments.optimizer] // 100)
 
 
 def schedule(step, steps):

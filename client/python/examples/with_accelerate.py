@@ -35,7 +35,7 @@ def main():
         torch.nn.GELU(),
         torch.nn.Linear(256, 256),
     ).to(accelerator.device)  # Signpost
-    optimizer = signpost.OneBitAdam(model.parameters(), lr=3e-3, freeze_step=given.steps // 6)  # Signpost
+    optimizer = signpost.OneBitAdam(model.parameters(), lr=3e-3)  # Signpost
     loader = DataLoader(guesses_of(given.text.read_bytes()), batch_size=32, shuffle=True)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, given.steps)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)

@@ -18,9 +18,9 @@ CONTEXT = 16
 
 
 class Guesser(LightningModule):
-    def __init__(self, steps):
+    def __init__(self):
         super().__init__()
-        self.steps, self.losses = steps, []
+        self.losses = []
         self.network = torch.nn.Sequential(
             torch.nn.Embedding(256, 32),
             torch.nn.Flatten(),
@@ -36,7 +36,7 @@ class Guesser(LightningModule):
         return loss
 
     def configure_optimizers(self):
-        return signpost.OneBitAdam(self.parameters(), lr=1e-3, freeze_step=self.steps // 6)  # Signpost
+        return signpost.OneBitAdam(self.parameters(), lr=1e-3)  # Signpost
 
 
 def main():
@@ -57,7 +57,7 @@ def main():
         enable_progress_bar=False,
         default_root_dir=given.output,
     )
-    module = Guesser(given.steps)
+    module = Guesser()
     trainer.fit(module, DataLoader(data, batch_size=32, shuffle=True))
     if trainer.is_global_zero:
         print(f"loss {module.losses[0]:.3f}, in the end {module.losses[-1]:.3f}", flush=True)

@@ -53,7 +53,7 @@ def main():
         GPT2LMHeadModel(config),
         arguments,
         train_dataset=Pieces(given.text.read_bytes()),
-        optimizer_cls_and_kwargs=(signpost.OneBitAdam, {"freeze_step": given.steps // 6}),  # Signpost
+        optimizer_cls_and_kwargs=(signpost.OneBitAdam, {}),  # Signpost
     )
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -21,7 +21,7 @@ output=$(environment/bin/signpost run -n 2 --aggregators 2 -- environment/bin/py
   { echo "$output"; exit 1; }
 echo "$output"
 (($(grep -c 'steps 30 parameters' <<<"$output") == 2))
-environment/bin/signpost demo --torch -n 2 --steps 8 --width 32 --layers 1 --context 16 --batch 2
+environment/bin/signpost demo --torch -n 2 --steps 8 --freeze-step 2 --width 32 --layers 1 --context 16 --batch 2
 include=$(environment/bin/python -c 'import signpost; print(signpost.INCLUDE)')
 cc -shared -fPIC -O2 -I "$include" "$include/../examples/topk.c" -o libtopk.so -lm
 environment/bin/signpost codec check ./libtopk.so --options ratio=0.05
