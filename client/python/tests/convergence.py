@@ -1,25 +1,25 @@
-"""Compares 1-bit Adam with Adam on the examples, seed by seed, and writes docs/convergence.md.
+"""Compares an optimizer that compresses with the one that it stands for, and writes a page of docs/.
 
     bazel run //client/python:convergence
     bazel run //client/python:convergence -- --examples resnet --seeds 2 -- --freeze-step 100
     bazel run //client/python:convergence -- --optimizer zero_one_adam
-    bazel run //client/python:convergence -- --optimizer onebit_lamb --batch-factor 8 \\
-        --both="--steps=300" --both="resnet: --learning-rate=1e-2"
 
-Another --optimizer is compared with what it is without compression, in a report of its own, such as
-docs/convergence-onebit_lamb.md. What stands behind the second "--" goes to the runs of the one that
-compresses, as does what --compressed has, or to those of one example; what --both has to all runs
-likewise. Each run is kept as a file, and
-not made again: an interrupted suite goes on. Other options that were tried are in the report too.
-What a report says from "## Other measurements" on is written by hand, and stays.
-After a change of the program, take another directory for them.
+Both are tuned first: each is run once with every learning rate, on a seed of its own, and goes on with the best. Then
+both run on other seeds, and the differences seed by seed are tested for equivalence. What counts of a run is the best
+validation that it has had.
 
-Exit code 1: the one that compresses is behind.
+What stands behind the second "--" goes to the runs of the one that compresses, as does what --compressed has, or to
+those of one example; what --both has to all runs likewise. Each run is kept as a file, and not made again: an
+interrupted suite goes on. After a change of the program, take another directory for them. What a report says from
+"## Other measurements" on is written by hand, and stays.
+
+Exit code 1: equivalence was not shown for all examples.
 """
 
 import argparse
 import hashlib
 import json
+import math
 import os
 import shlex
 import statistics
@@ -28,18 +28,18 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from pydoc_data import topics  # Python's reference, three times as much text as the licences
 
 from matplotlib.figure import Figure
 from scipy import stats
 
 PACKAGE = Path("client/python/package/signpost").absolute()  # Bazel starts it beside its data
 ROOT = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."))
-WORKERS, AGGREGATORS = 2, 1
-CONFIDENCE = 0.95
-BEHIND = 1.0  # percent; less does not matter, even if it is certain
-# By parameter and step from the freeze on, of optimizers that promise a number.
-MOST_BITS = {"zero_one_adam": 0.6}
+WORKERS, AGGREGATORS = 4, 1
+# Two one-sided tests at 5% each: equivalent if the 90% interval is within the margin.
+CONFIDENCE = 0.90
+MARGIN = 0.5  # percent
+SWEEP_SEED = 1000  # none of those that are compared
+FACTORS = (0.5, 1.0, 2.0, 4.0)  # of the learning rate of each example
 OPTIMIZERS = {
     "adam": "Adam",
     "lamb": "LAMB",
@@ -61,7 +61,14 @@ class Task:
     metric: str
     higher_is_better: bool
     batch: int  # the example's own, per rank and step
+    learning_rate: float
     arguments: tuple
+
+    def best_of(self, run):
+        """Of what was validated along the way."""
+        figures = [point[2] for point in run["curve"] if math.isfinite(point[2])]
+        worst = -math.inf if self.higher_is_better else math.inf
+        return (max if self.higher_is_better else min)(figures, default=worst)
 
 
 TASKS = {
@@ -73,7 +80,8 @@ TASKS = {
             "bits per byte",
             False,
             8,
-            (f"--text={topics.__file__}", "--steps=1500", "--learning-rate=2e-3"),
+            2e-3,
+            ("--steps=1000",),
         ),
         Task(
             "masked_language_model",
@@ -81,9 +89,10 @@ TASKS = {
             "bits per masked word",
             False,
             16,
-            ("--steps=1000", "--learning-rate=3e-3"),
+            3e-3,
+            ("--steps=1000",),
         ),
-        Task("resnet", "ResNet on digits", "accuracy, %", True, 32, ("--steps=1200",)),
+        Task("resnet", "ResNet on digits", "accuracy, %", True, 32, 2e-3, ("--steps=1000",)),
     )
 }
 
@@ -97,8 +106,8 @@ class Interval:
     high: float
 
     @property
-    def has_zero(self):
-        return self.low <= 0 <= self.high
+    def is_equivalent(self):
+        return -MARGIN <= self.low and self.high <= MARGIN
 
 
 def confidence_interval(differences):
@@ -109,65 +118,51 @@ def confidence_interval(differences):
     return Interval(mean, mean - half, mean + half)
 
 
-def relative_differences(dense, compressed):
-    """Of the final metrics, in percent of the dense runs', seed by seed."""
-    return [100 * (b["validation"] / a["validation"] - 1) for a, b in zip(dense, compressed)]
+def relative_differences(task, dense, compressed):
+    """In percent of the dense runs', seed by seed; above 0 where the compressed ones are worse."""
+    sign = -1 if task.higher_is_better else 1
+    pairs = zip(dense, compressed)
+    return [100 * sign * (task.best_of(b) / task.best_of(a) - 1) for a, b in pairs]
 
 
-def is_good_enough(task, interval):
-    behind = -interval.mean if task.higher_is_better else interval.mean
-    return interval.has_zero or behind < BEHIND
-
-
-def bits_after_freeze(run):
-    """That a worker sent by parameter and step; None if the run does not have it."""
-    steps = run["steps"] - run["freeze_step"]
-    if "frozen_wire_sent" not in run or steps <= 0:
-        return None
-    return 8 * run["frozen_wire_sent"] / (run["parameters"] * steps)
+def bits(run, direction):
+    """By parameter and step, of the whole run."""
+    return 8 * run[f"wire_{direction}"] / (run["parameters"] * run["steps"])
 
 
 class Runs:
     """Runs of the examples, each kept as a file of its own."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, workers):
         self.directory = directory
+        self.workers = workers
         directory.mkdir(parents=True, exist_ok=True)
 
     def get(self, task, optimizer, seed, common, options=()):
         """The run's figures; makes the run if that has not been done."""
         arguments = (*common, *options)
         key = dict(example=task.name, optimizer=optimizer, seed=seed, arguments=list(arguments))
+        key["workers"] = self.workers
         digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:8]
         file = self.directory / f"{task.name}-{optimizer}-{seed}-{digest}.json"
         if not file.exists():
             print(f"{task.name} {optimizer} seed {seed} {' '.join(arguments)}", end="", flush=True)
-            run = {**key, "options": list(options), **train(task, optimizer, seed, arguments)}
-            print(f"  {run['validation']:.4f} in {run['seconds']:.0f} s", flush=True)
+            run = {**key, **train(task, optimizer, seed, arguments, self.workers)}
+            print(f"  {task.best_of(run):.4f} in {run['seconds']:.0f} s", flush=True)
             whole = file.with_suffix(".part")
             whole.write_text(json.dumps(run))
             whole.rename(file)
         return json.loads(file.read_text())
 
-    def variants(self, task, optimizer, common):
-        """Which options of it were tried with these `common` arguments, and the seeds."""
-        tried = {}
-        for file in sorted(self.directory.glob(f"{task.name}-{optimizer}-*.json")):
-            run = json.loads(file.read_text())
-            options = run["options"]
-            if run["arguments"] == [*common, *options]:
-                tried.setdefault(tuple(options), []).append(run["seed"])
-        return tried
 
-
-def train(task, optimizer, seed, arguments):
+def train(task, optimizer, seed, arguments, workers):
     with tempfile.TemporaryDirectory() as results:
         ended = subprocess.run(
             [
                 *[
                     PACKAGE / "signpost",
                     "run",
-                    f"-n{WORKERS}",
+                    f"-n{workers}",
                     f"--aggregators={AGGREGATORS}",
                     "--",
                 ],
@@ -188,54 +183,59 @@ def train(task, optimizer, seed, arguments):
 
 
 class Comparison:
-    """An optimizer that compresses, with some options, and the dense one on one task, a run of each
-    per seed."""
+    """On one task: both optimizers, each with its best learning rate, and a run of each per seed."""
 
-    def __init__(self, runs, task, optimizer, seeds, common, options):
+    def __init__(self, runs, task, optimizer, factors, seeds, common, options):
         self.task = task
         self.optimizer = optimizer
-        self.options = options
-        self.dense, self.compressed = [], []
+        given = {DENSE[optimizer]: (), optimizer: options}
+        self.sweeps = {}  # by optimizer: (learning rate, the best validation)
+        self.rates = {}
+        for kind, options_of_kind in given.items():
+            self.sweeps[kind] = []
+            for factor in factors:
+                rate = factor * task.learning_rate
+                run = runs.get(task, kind, SWEEP_SEED, with_rate(common, rate), options_of_kind)
+                self.sweeps[kind].append((rate, task.best_of(run)))
+            pick = max if task.higher_is_better else min
+            self.rates[kind] = pick(self.sweeps[kind], key=lambda swept: swept[1])[0]
+        self.runs = {kind: [] for kind in given}
         for seed in seeds:  # in turns, so that an interrupted suite has pairs
-            self.dense.append(runs.get(task, DENSE[optimizer], seed, common))
-            self.compressed.append(runs.get(task, optimizer, seed, common, options))
-        self.differences = relative_differences(self.dense, self.compressed)
+            for kind, options_of_kind in given.items():
+                arguments = with_rate(common, self.rates[kind])
+                self.runs[kind].append(runs.get(task, kind, seed, arguments, options_of_kind))
+        self.dense, self.compressed = self.runs.values()
+        self.differences = relative_differences(task, self.dense, self.compressed)
         self.interval = confidence_interval(self.differences)
-        bits = [bits_after_freeze(run) for run in self.compressed]
-        self.bits = None if None in bits else statistics.mean(bits)
-        most_bits = MOST_BITS.get(optimizer)
-        is_small_enough = most_bits is None or (self.bits is not None and self.bits <= most_bits)
-        self.is_good_enough = is_good_enough(task, self.interval) and is_small_enough
 
     def row(self):
         dense, compressed = (
-            statistics.mean(run["validation"] for run in runs)
+            statistics.mean(self.task.best_of(run) for run in runs)
             for runs in (self.dense, self.compressed)
         )
         first, interval = self.compressed[0], self.interval
-        sent = statistics.mean(run["wire_sent"] for run in self.compressed)
-        ratio = 4 * first["parameters"] * first["steps"] / sent
+        up, down = (
+            statistics.mean(bits(run, direction) for run in self.compressed)
+            for direction in ("sent", "received")
+        )
         return (
             f"{self.task.title} | {first['parameters']:,.0f} | {first['steps']:.0f} | "
             f"{self.task.metric} | {dense:.4g} | {compressed:.4g} | "
-            f"{interval.mean:+.2f}% ({interval.low:+.2f} to {interval.high:+.2f}) | {ratio:.1f}x | "
-            f"{'–' if self.bits is None else format(self.bits, '.3f')} | "
-            f"{'yes' if self.is_good_enough else 'NO'}"
+            f"{interval.mean:+.2f}% ({interval.low:+.2f} to {interval.high:+.2f}) | "
+            f"{'yes' if interval.is_equivalent else 'not shown'} | {up:.2f} / {down:.2f}"
         )
 
-    def row_of_options(self):
-        interval = self.interval
-        options = " ".join(self.options) or "none"
-        return (
-            f"{self.task.title} | {options} | {len(self.differences)} | {interval.mean:+.2f}% "
-            f"({interval.low:+.2f} to {interval.high:+.2f})"
-        )
+    def rows_of_sweep(self):
+        for kind, sweep in self.sweeps.items():
+            for rate, figure in sweep:
+                taken = " (taken)" if rate == self.rates[kind] else ""
+                yield f"{self.task.title} | {OPTIMIZERS[kind]} | {rate:g}{taken} | {figure:.4f}"
 
     def rows_of_seeds(self):
         for dense, compressed, difference in zip(self.dense, self.compressed, self.differences):
             yield (
-                f"{self.task.title} | {dense['seed']} | {dense['validation']:.4f} | "
-                f"{compressed['validation']:.4f} | {difference:+.2f}%"
+                f"{self.task.title} | {dense['seed']} | {self.task.best_of(dense):.4f} | "
+                f"{self.task.best_of(compressed):.4f} | {difference:+.2f}%"
             )
 
     def draw(self, file):
@@ -256,7 +256,7 @@ class Comparison:
                 mean = [statistics.mean(points) for points in zip(*curves)]
                 axes.plot(steps, mean, color=colour, label=OPTIMIZERS[optimizer])
             frozen = self.compressed[0]["freeze_step"]
-            axes.axvline(frozen, color="#999999", linestyle="dashed", label="freeze step")
+            axes.axvline(frozen, color="#999999", linestyle="dashed", label="first one-bit step")
         columns[0].legend()
         figure.savefig(file, dpi=80)
 
@@ -264,34 +264,33 @@ class Comparison:
 REPORT = """\
 # Convergence{of}
 
-{dense} and {compressed} on the [examples](../client/python/examples): {workers} workers of one thread each,
-{aggregators} aggregator, the same batches, learning rates, schedule and first parameters for both, and
-{seeds} seeds{first_seed}; β₂ is 0.99 in all of them. The difference is that of the final metric on held-out data, relative to {dense}'s and seed by
-seed; in parentheses is its 95% confidence interval (Student's t). What must hold: zero is in the
-interval, or {compressed} is less than {behind:g}% behind{most_bits}. Bytes are those that a worker sent in the whole
-run, dense steps included, against fp32; bits those by parameter and step from the freeze on, where runs have them.
+{dense} and {compressed} on the [examples](../client/python/examples): {workers} workers of one thread each, {aggregators}
+aggregator, the same batches, schedule and first parameters for both, and {seeds} seeds{first_seed}; β₂ is 0.99 in all of them.
+Each optimizer has the best of {rates} learning rates, which were tried on another seed. What counts of a run is the best
+validation on held-out data that it has had. The difference is relative to {dense}'s, seed by seed, and above 0 where
+{compressed} is worse; in parentheses is its 90% confidence interval (Student's t). Equivalent: that interval is within
+±{margin:g}%, which is two one-sided tests at 5% each. Bits are those of a worker's sockets, sent / received, by
+parameter and step of the whole run, dense steps included.
 
-| example | parameters | steps | metric | {dense} | {compressed} | difference | fewer bytes | bits | holds |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+| example | parameters | steps | metric | {dense} | {compressed} | difference | equivalent | bits |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
-Options of {compressed}: {options}. {chosen}To make the runs again: `{command}`
+Options of {compressed}: {options}. To make the runs again: `{command}`
 
 {charts}
+
+## Learning rates
+
+| example | optimizer | learning rate | best validation |
+| --- | --- | --- | --- |
+{sweep_rows}
 
 ## Seed by seed
 
 | example | seed | {dense} | {compressed} | difference |
 | --- | --- | --- | --- | --- |
 {seed_rows}
-{tried}"""
-
-TRIED = """
-## What was tried
-
-| example | options of {compressed} | seeds | difference |
-| --- | --- | --- | --- |
-{rows}
 """
 
 OTHER = "\n## Other measurements\n"
@@ -301,7 +300,11 @@ def table(rows):
     return "\n".join(f"| {row} |" for row in rows)
 
 
-def write_report(arguments, comparisons, others):
+def with_rate(common, rate):
+    return (*common, f"--learning-rate={rate:g}")
+
+
+def write_report(arguments, comparisons):
     """A file for each optimizer; that of the first has the name that was there before others."""
     is_first = arguments.optimizer == FIRST
     name = "convergence" if is_first else f"convergence-{arguments.optimizer}"
@@ -316,30 +319,18 @@ def write_report(arguments, comparisons, others):
         of="" if is_first else f" of {compressed}",
         dense=OPTIMIZERS[DENSE[arguments.optimizer]],
         compressed=compressed,
-        workers=WORKERS,
+        workers=arguments.workers,
         aggregators=AGGREGATORS,
         seeds=arguments.seeds,
         first_seed="" if arguments.first_seed == 1 else f" from {arguments.first_seed} on",
-        behind=BEHIND,
-        most_bits=(
-            f", and sends at most {MOST_BITS[arguments.optimizer]} bits"
-            if arguments.optimizer in MOST_BITS
-            else ""
-        ),
+        margin=MARGIN,
+        rates=len(arguments.factors),
         rows=table(comparison.row() for comparison in comparisons),
         options=", ".join(f"`{of}`" for of in options) if options else "the examples' defaults",
-        chosen=chosen_with(comparisons, others),
         command=command_of(arguments),
         charts="\n\n".join(charts),
         seed_rows=table(row for comparison in comparisons for row in comparison.rows_of_seeds()),
-        tried=(
-            TRIED.format(
-                compressed=compressed,
-                rows=table(other.row_of_options() for other in others),
-            )
-            if others
-            else ""
-        ),
+        sweep_rows=table(row for comparison in comparisons for row in comparison.rows_of_sweep()),
     )
     file = arguments.docs / f"{name}.md"
     file.write_text(report + written_by_hand(file))
@@ -352,20 +343,6 @@ def written_by_hand(file):
     return text[start:] if start >= 0 else ""
 
 
-def chosen_with(comparisons, others):
-    """Says whose options may be better than on seeds that nobody has seen."""
-    shown = {run["seed"] for one in comparisons for run in one.dense}
-    tried = {other.task.name for other in others if shown & {run["seed"] for run in other.dense}}
-    chosen = [one.task.title for one in comparisons if one.options and one.task.name in tried]
-    if not chosen:
-        return ""
-    names = " and the ".join(chosen)
-    return (
-        f"Those of the {names} were chosen on the seeds that this table shows, with the results of "
-        "[what was tried](#what-was-tried) known. "
-    )
-
-
 def command_of(arguments):
     """What makes the runs again, with as many seeds and steps as usual."""
     words = []
@@ -373,6 +350,8 @@ def command_of(arguments):
         words.append(f"--optimizer={arguments.optimizer}")
     if arguments.first_seed != 1:
         words.append(f"--first-seed={arguments.first_seed}")
+    if arguments.workers != WORKERS:
+        words.append(f"--workers={arguments.workers}")
     if arguments.batch_factor != 1:
         words.append(f"--batch-factor={arguments.batch_factor}")
     words += [f'--both="{both}"' for both in arguments.both]
@@ -412,8 +391,14 @@ def parse_arguments(words):
     add("--optimizer", choices=DENSE, default=FIRST, help="that compresses [%(default)s]")
     add("--examples", nargs="+", choices=TASKS, default=list(TASKS), metavar="NAME")
     add("--seeds", type=int, default=5, help="runs of each, at least 2 [%(default)s]")
+    add("--first-seed", type=int, default=1, help="[%(default)s]")
+    add("--workers", type=int, default=WORKERS, help="[%(default)s]")
     add(
-        "--first-seed", type=int, default=1, help="others than options were chosen on [%(default)s]"
+        "--factors",
+        type=float,
+        nargs="+",
+        default=FACTORS,
+        help="learning rates to try, as multiples of each example's [%(default)s]",
     )
     add("--steps", type=int, help="instead of each example's own number")
     add("--batch-factor", type=int, default=1, help="times each example's own batch [%(default)s]")
@@ -441,19 +426,16 @@ def parse_arguments(words):
 
 def main(words):
     arguments = parse_arguments(words)
-    runs = Runs(arguments.runs)
+    runs = Runs(arguments.runs, arguments.workers)
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
-    comparisons, others = [], []
+    comparisons = []
     for task in (TASKS[name] for name in arguments.examples):
-        kind, common = arguments.optimizer, common_of(arguments, task)
-        options = words_for(task, arguments.compressed)
-        comparisons.append(Comparison(runs, task, kind, seeds, common, options))
-        for variant, tried in runs.variants(task, kind, common).items():
-            if variant != options and len(tried) >= 2:
-                others.append(Comparison(runs, task, kind, sorted(tried), common, variant))
-    write_report(arguments, comparisons, others)
+        common, options = common_of(arguments, task), words_for(task, arguments.compressed)
+        kind, factors = arguments.optimizer, arguments.factors
+        comparisons.append(Comparison(runs, task, kind, factors, seeds, common, options))
+    write_report(arguments, comparisons)
     print(table(comparison.row() for comparison in comparisons))
-    return 0 if all(comparison.is_good_enough for comparison in comparisons) else 1
+    return 0 if all(comparison.interval.is_equivalent for comparison in comparisons) else 1
 
 
 if __name__ == "__main__":
