@@ -197,13 +197,7 @@ constexpr Param kParams[] = {
     {"freeze_step", kOneBitLamb, "number or auto", "",
      "steps of dense warm-up; auto: until the variance fits the gradients",
      [](const Value& v, OptimizerConfig& c) { return CountOrAuto(v, c.options.freeze_step); }},
-    {"variance_refresh_interval", kOneBitAdam, "number or auto", "auto",
-     "after the freeze every so many steps one has variance_codec and refreshes the variance; 0: "
-     "none; auto: the variance follows the gradients",
-     [](const Value& v, OptimizerConfig& c) {
-       return CountOrAuto(v, c.options.variance_refresh_interval);
-     }},
-    {"variance_refresh_interval", kOneBitLamb, "number or auto", "0",
+    {"variance_refresh_interval", kOneBitAdam | kOneBitLamb, "number or auto", "auto",
      "after the freeze every so many steps one has variance_codec and refreshes the variance; 0: "
      "none; auto: the variance follows the gradients",
      [](const Value& v, OptimizerConfig& c) {
@@ -244,14 +238,10 @@ constexpr Param kParams[] = {
      [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.warm_up_codec, c); }},
     {"codec", kNotAdam, "codec", "onebit", "how the momentum travels",
      [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.codec, c); }},
-    {"warm_up_codec", kOneBitAdam, "codec", "int8", "how gradients travel in the warm-up",
+    {"warm_up_codec", kOneBitAdam | kOneBitLamb, "codec", "int8",
+     "how gradients travel in the warm-up",
      [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.warm_up_codec, c); }},
-    {"warm_up_codec", kOneBitLamb, "codec", "fp32", "how gradients travel in the warm-up",
-     [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.warm_up_codec, c); }},
-    {"variance_codec", kOneBitAdam, "codec", "int8",
-     "how gradients travel that refresh the variance",
-     [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.variance_codec, c); }},
-    {"variance_codec", kOneBitLamb | kZeroOneAdam, "codec", "fp32",
+    {"variance_codec", kNotAdam, "codec", "int8",
      "how gradients travel that refresh the variance, or in 0/1 Adam update it",
      [](const Value& v, OptimizerConfig& c) { return CodecOf(v, c.options.variance_codec, c); }},
     {"variance_floor", kNotAdam, "number", "0.01",
@@ -360,8 +350,8 @@ bool IsGiven(const Node* params, const char* name) {
   return entry != nullptr && entry->value.kind != Node::Kind::kNothing;
 }
 
-// Gives the options of 1-bit Adam that the file does not have the defaults that signpost.torch's
-// OneBitAdam has: they depend on others.
+// Gives the options that the file does not have the defaults that signpost.torch's optimizers have:
+// they depend on others.
 void SetDefaults(const Node* params, OptimizerConfig& config) {
   OptimizerOptions& options = config.options;
   const auto set = [params](const char* name, auto& option, auto value) {
@@ -369,12 +359,16 @@ void SetDefaults(const Node* params, OptimizerConfig& config) {
   };
   const bool follows = options.bias_correction && !config.as_deepspeed;
   const Codec codec = config.as_deepspeed ? FLOAT32 : INT8;
-  set("freeze_step", options.freeze_step, OptimizerOptions::kAuto);
-  set("variance_refresh_interval", options.variance_refresh_interval,
-      follows ? OptimizerOptions::kAuto : uint64_t{0});
-  set("warm_up_codec", options.warm_up_codec, codec);
-  set("variance_codec", options.variance_codec,
-      options.variance_refresh_interval == 0 ? FLOAT32 : codec);
+  if (!options.lamb && !options.zero_one) {
+    set("freeze_step", options.freeze_step, OptimizerOptions::kAuto);
+  }
+  if (!options.zero_one) {
+    set("variance_refresh_interval", options.variance_refresh_interval,
+        follows ? OptimizerOptions::kAuto : uint64_t{0});
+    set("warm_up_codec", options.warm_up_codec, codec);
+  }
+  const bool needs_codec = options.zero_one || options.variance_refresh_interval != 0;
+  set("variance_codec", options.variance_codec, needs_codec ? codec : FLOAT32);
 }
 
 absl::StatusOr<const Node*> ParamsOf(const config::File& file, const Node& section) {
@@ -422,7 +416,7 @@ absl::StatusOr<OptimizerConfig> OptimizerConfig::Read(const config::File& file) 
     if (!status.ok()) return status;
   }
   if (status = CheckChoices(file, *params, config); !status.ok()) return status;
-  if (type->type == kOneBitAdam) SetDefaults(*params, config);
+  if (type->type != kAdam) SetDefaults(*params, config);
   CountAsDeepSpeed(config);
   config.json = absl::StrCat("{\"type\": \"", config.type, "\", \"params\": {",
                              absl::StrJoin(given, ", "), "}}");

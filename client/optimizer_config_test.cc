@@ -5,6 +5,7 @@
 #include <fstream>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -285,6 +286,18 @@ TEST(OptimizerConfig, OneBitAdamsDefaultsDependOnEachOther) {
   EXPECT_EQ(as_deepspeed.options.variance_refresh_interval, 0);
   EXPECT_EQ(as_deepspeed.options.warm_up_codec, FLOAT32);
   EXPECT_EQ(as_deepspeed.options.freeze_step, 9);
+}
+
+TEST(OptimizerConfig, VariancesTravelInInt8AndFollowWhereTheyCan) {
+  for (const char* optimizer :
+       {"OneBitLamb, params: {freeze_step: 9}", "ZeroOneAdam, params: {var_freeze_step: 9}"}) {
+    const OptimizerConfig config = ReadGood(absl::StrCat("optimizer: {type: ", optimizer, "}"));
+    EXPECT_TRUE(config.Check().ok()) << config.Check();
+    EXPECT_EQ(config.options.VarianceFollows(), !config.options.zero_one) << optimizer;
+    EXPECT_EQ(config.options.freeze_step, 9);
+    EXPECT_EQ(config.options.warm_up_codec, config.options.zero_one ? FLOAT32 : INT8);
+    EXPECT_EQ(config.options.variance_codec, INT8);
+  }
 }
 
 TEST(OptimizerConfig, SaysWhereEachParamCameFrom) {

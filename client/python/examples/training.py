@@ -24,9 +24,15 @@ OPTIMIZERS = {
 NEVER = 2**62
 # Of all steps, in percent, before the freeze, where the optimizer does not find it by itself.
 FREEZE_AT = {"zero_one_adam": 20, "onebit_lamb": 30}
+
+
+def int_or_auto(text):
+    return text if text == "auto" else int(text)
+
+
 # Options of optimizers that freeze whose defaults are good; they are here to be tried.
 OPTIONS = {
-    "variance_refresh_interval": int,
+    "variance_refresh_interval": int_or_auto,
     "variance_floor": float,
     "gamma": float,
     "warm_up_codec": str,
@@ -57,7 +63,7 @@ def argument_parser(description, *, steps, batch, batch_unit, learning_rate):
     add("--steps", type=int, default=steps, help="[%(default)s]")
     add(
         "--freeze-step",
-        type=steps_or_auto,
+        type=int_or_auto,
         help="dense steps, or auto [onebit_adam: auto; onebit_lamb: 30%% of the steps]; "
         "zero_one_adam: var_freeze_step [20%%]",
     )
@@ -72,10 +78,6 @@ def argument_parser(description, *, steps, batch, batch_unit, learning_rate):
     add("--output", type=Path, default=Path("."), help="directory of loss.png")
     add("--results", type=Path, help="directory of each rank's figures, for programs; no loss.png")
     return parser
-
-
-def steps_or_auto(text):
-    return text if text == "auto" else int(text)
 
 
 def device_of(arguments):

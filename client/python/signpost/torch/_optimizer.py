@@ -44,8 +44,26 @@ def _freeze_step(freeze_step: Union[int, Literal["auto"]]) -> int:
     return _count_or_auto("freeze_step", freeze_step, least=1)
 
 
-def _refresh_interval(interval: Union[int, Literal["auto"]]) -> int:
-    return _count_or_auto("variance_refresh_interval", interval, least=0)
+def _variance_options(
+    interval: Union[int, Literal["auto"], None],
+    warm_up_codec: Union[str, Codec, None],
+    variance_codec: Union[str, Codec, None],
+    bias_correction: bool,
+    compat: Optional[str],
+) -> Tuple[int, Dict[str, Union[str, Codec]]]:
+    """Returns variance_refresh_interval as the library takes it, and both codecs.
+
+    What is None depends on the others: the variance follows if it can, and gradients travel in int8.
+    """
+    if interval is None:
+        interval = "auto" if bias_correction and compat is None else 0
+    small = "int8" if compat is None else "fp32"
+    if warm_up_codec is None:
+        warm_up_codec = small
+    if variance_codec is None:
+        variance_codec = "fp32" if interval == 0 else small  # without refreshes nothing travels in it
+    codecs = {"warm_up_codec": warm_up_codec, "variance_codec": variance_codec}
+    return _count_or_auto("variance_refresh_interval", interval, least=0), codecs
 
 
 def _compat(compat: Optional[str], **of_choice: Optional[float]) -> Dict[str, float]:
@@ -231,14 +249,9 @@ class OneBitAdam(JobOptimizer):
         Raises:
             ValueError: gamma or variance_floor is given with compat.
         """
-        if variance_refresh_interval is None:
-            follows = bias_correction and compat is None
-            variance_refresh_interval = "auto" if follows else 0
-        refreshes = variance_refresh_interval != 0
-        if warm_up_codec is None:
-            warm_up_codec = "int8" if compat is None else "fp32"
-        if variance_codec is None:
-            variance_codec = "int8" if refreshes and compat is None else "fp32"
+        interval, codecs = _variance_options(
+            variance_refresh_interval, warm_up_codec, variance_codec, bias_correction, compat
+        )
         job = world().next_job(name)
         super().__init__(
             job,
@@ -253,11 +266,9 @@ class OneBitAdam(JobOptimizer):
             max_grad_norm,
             bias_correction=bias_correction,
             freeze_step=_freeze_step(freeze_step),
-            variance_refresh_interval=_refresh_interval(variance_refresh_interval),
+            variance_refresh_interval=interval,
             **_compat(compat, variance_floor=variance_floor, gamma=gamma),
-            **codec_options(
-                codec=codec, warm_up_codec=warm_up_codec, variance_codec=variance_codec
-            ),
+            **codec_options(codec=codec, **codecs),
             resume_with_other_world_size=resume_with_other_world_size,
         )
 
@@ -290,12 +301,12 @@ class OneBitLamb(JobOptimizer):
         factor_max: float = 4.0,
         factor_min: float = 0.5,
         factor_threshold: float = 0.1,
-        variance_refresh_interval: Union[int, Literal["auto"]] = 0,
+        variance_refresh_interval: Union[int, Literal["auto"], None] = None,
         variance_floor: Optional[float] = None,
         gamma: Optional[float] = None,
         codec: Union[str, Codec] = "onebit",
-        warm_up_codec: Union[str, Codec] = "fp32",
-        variance_codec: Union[str, Codec] = "fp32",
+        warm_up_codec: Union[str, Codec, None] = None,
+        variance_codec: Union[str, Codec, None] = None,
         max_grad_norm: Optional[float] = None,
         resume: Union[str, "os.PathLike[str]", None] = None,
         resume_with_other_world_size: bool = False,
@@ -318,10 +329,14 @@ class OneBitLamb(JobOptimizer):
             coeff_beta: of the moving average. 1 / (1 - coeff_beta) should be below freeze_step.
             factor_min, factor_max: the factor of one-bit steps is clipped to these.
             factor_threshold: the factor changes by at most this fraction from step to step.
-            variance_refresh_interval: as OneBitAdam's; the factor then begins at 1 again.
+            variance_refresh_interval: as OneBitAdam's; the factor then begins at 1 again, and the mean
+                of trust ratios that was frozen stays.
             compat: as OneBitAdam's; the mean of trust ratios that is frozen is not corrected for
                 its start either. Each tensor has its own scale, where DeepSpeed has one for all.
         """
+        interval, codecs = _variance_options(
+            variance_refresh_interval, warm_up_codec, variance_codec, bias_correction, compat
+        )
         job = world().next_job(name)
         super().__init__(
             job,
@@ -343,11 +358,9 @@ class OneBitLamb(JobOptimizer):
             factor_max=factor_max,
             factor_min=factor_min,
             factor_threshold=factor_threshold,
-            variance_refresh_interval=_refresh_interval(variance_refresh_interval),
+            variance_refresh_interval=interval,
             **_compat(compat, variance_floor=variance_floor, gamma=gamma),
-            **codec_options(
-                codec=codec, warm_up_codec=warm_up_codec, variance_codec=variance_codec
-            ),
+            **codec_options(codec=codec, **codecs),
             resume_with_other_world_size=resume_with_other_world_size,
         )
 
@@ -355,9 +368,9 @@ class OneBitLamb(JobOptimizer):
 class ZeroOneAdam(JobOptimizer):
     """0/1 Adam (arXiv:2202.06009): fewer than one bit per parameter and step, and fewer rounds.
 
-    Before `var_freeze_step` steps that update the variance are dense, or in `variance_codec`, ever
-    fewer of them; in the others gradients travel in one bit. From it on ranks take steps of their
-    own, and synchronise in one bit after ever more of them.
+    Before `var_freeze_step` steps that update the variance are in `variance_codec`, ever fewer of
+    them; in the others gradients travel in one bit. From it on ranks take steps of their own, and
+    synchronise in one bit after ever more of them.
 
     Between two synchronisations ranks have different parameters: validate the model, or save it,
     after a step with `is_synchronised` True. checkpoint() and state_dict() may come after any step,
@@ -389,7 +402,7 @@ class ZeroOneAdam(JobOptimizer):
         variance_floor: Optional[float] = None,
         gamma: Optional[float] = None,
         codec: Union[str, Codec] = "onebit",
-        variance_codec: Union[str, Codec] = "fp32",
+        variance_codec: Union[str, Codec, None] = None,
         max_grad_norm: Optional[float] = None,
         resume: Union[str, "os.PathLike[str]", None] = None,
         resume_with_other_world_size: bool = False,
@@ -422,7 +435,7 @@ class ZeroOneAdam(JobOptimizer):
                 variance, both ways: "onebit", "int4", "int8", "bf16", "fp16" or "fp32", or a
                 signpost.Codec.
             variance_codec: how gradients travel that update the variance; likewise. They are apart
-                from the errors, which take what they lose.
+                from the errors, which take what they lose. None: "int8", with compat "fp32".
             max_grad_norm: before var_freeze_step as Adam's. From it on nothing is exchanged for it:
                 each rank's gradients are multiplied by that factor with its own gradient's norm as
                 grad_norm, also in steps that synchronise. In a job with a round deadline it is so
@@ -439,6 +452,8 @@ class ZeroOneAdam(JobOptimizer):
         if local_step_scaler is not None:
             scaler = _count("local_step_scaler", local_step_scaler, least=0)
         own = _compat(compat, variance_floor=variance_floor, gamma=gamma)
+        if variance_codec is None:
+            variance_codec = "int8" if compat is None else "fp32"
         self._freeze_step = _count("var_freeze_step", var_freeze_step, least=1)
         if compat is not None:
             self._freeze_step += 1  # the first stage's steps, of which DeepSpeed has one more
