@@ -16,7 +16,7 @@ rm -rf gpu-package
 mkdir -p gpu-package/bin gpu-package/lib/c gpu-package/python gpu-package/client/examples
 cp -L bazel-bin/kernels/cuda_device_test bazel-bin/tests/gpu_{job,node}_device_test bazel-bin/cli/signpost gpu-package/bin/
 cp -RL bazel-bin/client/python/package/signpost gpu-package/python/
-cp client/python/tests/{gpu_job,ddp_job,job,codecs_of_mine,simulated_gpu}.py client/python/benchmarks/gpu_steps.py \
+cp client/python/tests/{gpu_job,ddp_job,job,codecs_of_mine,simulated_gpu,gpt2}.py client/python/benchmarks/gpu_steps.py \
   gpu-package/python/
 cp -L bazel-bin/client/examples/libtopk.so gpu-package/client/examples/  # where the tests look for it
 ln -f gpu-package/bin/signpost gpu-package/python/signpost/signpost

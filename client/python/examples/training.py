@@ -75,6 +75,7 @@ def argument_parser(description, *, steps, batch, batch_unit, learning_rate):
     add("--seed", type=int, default=1, help="of the first parameters and the batches")
     add("--checkpoints", help="directory to save in, and to go on from if it is there")
     add("--save-every", type=int, default=100, help="steps between two checkpoints [%(default)s]")
+    add("--stop-at", type=int, help="save and stop after so many steps, to go on later [never]")
     add("--output", type=Path, default=Path("."), help="directory of loss.png")
     add("--results", type=Path, help="directory of each rank's figures, for programs; no loss.png")
     return parser
@@ -123,7 +124,8 @@ def take_steps(arguments, model, loss_of_batch, validate, optimizer, progress, s
     )
     # Between synchronisations of 0/1 Adam each rank has another model. At the end a few steps more,
     # whose learning rate is 0, lead to the next.
-    while optimizer.steps < arguments.steps or not optimizer.is_synchronised:
+    last = min(arguments.steps, arguments.stop_at or arguments.steps)
+    while optimizer.steps < last or not optimizer.is_synchronised:
         # Each rank has its own part of the batch, and after a resume the same as without.
         seed = (arguments.seed << 48) + (optimizer.steps << 12) + signpost.rank()
         progress.begin_step()
@@ -136,7 +138,8 @@ def take_steps(arguments, model, loss_of_batch, validate, optimizer, progress, s
             scheduler.step()
         stop.check()
         progress.add(loss.item(), optimizer.report)
-        if arguments.checkpoints and optimizer.steps % arguments.save_every == 0:
+        is_due = optimizer.steps % arguments.save_every == 0 or optimizer.steps == arguments.stop_at
+        if arguments.checkpoints and is_due:
             optimizer.checkpoint(arguments.checkpoints)
         if signpost.rank() == 0 and optimizer.is_synchronised and progress.is_end_of_interval():
             progress.end_interval(validation(model, validate))
@@ -161,7 +164,8 @@ def options_of(arguments):
         if wrong:
             flag = min(wrong).replace("_", "-")
             raise SystemExit(f"{arguments.optimizer} never freezes, and has no --{flag}")
-        return {"freeze_step": NEVER, **asked} if arguments.optimizer == "lamb" else asked
+        lamb = {"freeze_step": NEVER, "warm_up_codec": "fp32"}
+        return {**lamb, **asked} if arguments.optimizer == "lamb" else asked
     name = "var_freeze_step" if arguments.optimizer == "zero_one_adam" else "freeze_step"
     freeze_step = freeze_step_of(arguments)
     return asked if freeze_step is None else {name: freeze_step, **asked}
