@@ -33,7 +33,7 @@
 namespace signpost::cli {
 namespace {
 
-// Below them 1-bit Adam may not find its freeze: it looks every 32 steps, and not in the first 32.
+// With fewer 1-bit Adam may not find its freeze: its first look is at step 64, and others every 32.
 constexpr uint64_t kLeastSteps = 128;
 
 struct Flags {
@@ -214,7 +214,7 @@ Command AddDemoCommand(CLI::App& program) {
       "Examples:\n"
       "  signpost demo\n"
       "  signpost demo --torch\n"
-      "  signpost demo --steps 100 --workers 2 --hidden 256 --json figures.json");
+      "  signpost demo --steps 200 --workers 2 --hidden 256 --json figures.json");
   app.add_option("-n,--workers", flags->workers, "Workers of each training")
       ->check(CLI::Range(1, 256).description(""))
       ->type_name("N")

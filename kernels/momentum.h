@@ -30,7 +30,9 @@ struct UpdateRates {
   float learning_rate = 0;
   float weight_decay = 0;
   float most_update = std::numeric_limits<float>::infinity();
-  // No inverse denominator is larger: what is known of them saves looking at each update.
+  // The caller's promise that no inverse denominator is larger: ApplyMomentum (onebit.h) looks at
+  // single updates only in blocks where one may be above the bound. A promise that does not hold
+  // lifts the bound there.
   float most_inverse_denominator = std::numeric_limits<float>::infinity();
 };
 

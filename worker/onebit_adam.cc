@@ -223,6 +223,7 @@ OneBitAdam::OneBitAdam(const Layout& layout, const OptimizerOptions& options,
       has_error_(layout.chunks().size()),
       scales_(layout.tensors().size()),
       squares_(layout.chunks().size()),
+      steps_beyond_(layout.tensors().size()),
       state_(NewState(layout, options, parameters_, threads, gpu)) {
   const bool finds_freeze = options.freeze_step == OptimizerOptions::kAuto || Follows();
   if (!finds_freeze || options.freeze_step == OptimizerOptions::kNever) {
@@ -234,7 +235,7 @@ OneBitAdam::OneBitAdam(const Layout& layout, const OptimizerOptions& options,
 void OneBitAdam::Restore(OptimizerState state) {
   schedule_ = std::move(state.schedule);
   SetScales(state.scales);
-  means_ = Follows() ? Means::kExact : Means::kUnknown;
+  means_ = Follows() ? Means::kNear : Means::kUnknown;
   const bool is_frozen = schedule_.epsilons_size() > 0 && !state.variance.empty();
   if (!Follows() && is_frozen) SetMeanVariances(state.variance);
   for (std::vector<double>& squares : squares_) squares.clear();
@@ -415,18 +416,21 @@ bool OneBitAdam::CheckMomentum(uint64_t steps) {
     }
   }
   bool fits = true;
-  std::optional<uint32_t> beyond;
   for (uint32_t tensor = 0; tensor < squares.size(); ++tensor) {
     const double momentum = squares[tensor] / parameters_[tensor].values.size();
+    uint64_t& steps_beyond = steps_beyond_[tensor];
     // Beside epsilon it moves nothing.
-    if (momentum <= std::pow(kLeastMomentum * RatesOfTensor(tensor).epsilon, 2)) continue;
+    if (momentum <= std::pow(kLeastMomentum * RatesOfTensor(tensor).epsilon, 2)) {
+      steps_beyond = 0;
+      continue;
+    }
     const double variance = scales_[tensor].mean_variance();
     fits = fits && momentum <= std::pow(VariancePlan::kMostMomentum, 2) * variance;
     const bool is_beyond = momentum > kFarBeyond * kFarBeyond * variance;
-    if (is_beyond && !beyond) beyond = tensor;
+    steps_beyond = is_beyond ? steps_beyond + steps : 0;
+    const bool has_diverged = steps_beyond >= kMostStepsBeyond && options_.bias_correction;
+    if (has_diverged && diverged_.ok()) SetDiverged(tensor);
   }
-  steps_beyond_ = beyond ? steps_beyond_ + steps : 0;
-  if (steps_beyond_ >= kMostStepsBeyond && options_.bias_correction) SetDiverged(*beyond);
   return fits;
 }
 
@@ -736,7 +740,7 @@ TensorScales OneBitAdam::Scales() const {
 
 void OneBitAdam::SetScales(const TensorScales& scales) {
   if (!HasScales()) return;
-  means_ = Follows() ? Means::kExact : Means::kUnknown;
+  means_ = Follows() ? Means::kNear : Means::kUnknown;
   for (const TensorScale& scale : scales) {
     if (scale.tensor() < scales_.size()) scales_[scale.tensor()] = scale;
   }

@@ -222,11 +222,13 @@ class OneBitAdam : public Optimizer {
   // The largest update of an element, in learning rates. Without bias correction the first ones
   // are larger: then there is none.
   float MostUpdate() const;
-  // Of a step along the momentum.
+  // The rates of a step along the momentum.
   kernels::UpdateRates UpdateRatesOf(uint32_t tensor, double learning_rate,
                                      double weight_decay) const;
   // Sets squares_ of the chunk from the answer that is its new momentum.
   void NoteMomentum(uint32_t chunk, const Payload& answer);
+  // The chunk's momentum has changed otherwise.
+  void ForgetMomentum(uint32_t chunk) { squares_[chunk].clear(); }
   // Returns whether no tensor's momentum is too large for its variance, after a round that has
   // ended `steps` steps. Sets diverged_ where it has been far too large for long.
   bool CheckMomentum(uint64_t steps);
@@ -294,9 +296,11 @@ class OneBitAdam : public Optimizer {
   std::vector<TensorScale> scales_;
   // By chunk and segment, the sum of squares of the momentum. Empty where it has to be computed.
   std::vector<std::vector<double>> squares_;
-  // Whether scales_ has the means that were frozen, and to the bit.
+  // The means in scales_ are those of the frozen variances (kExact: this worker has frozen them;
+  // kNear: they were saved, or follow from what was saved) or of no use.
   enum class Means { kUnknown, kNear, kExact } means_ = Means::kUnknown;
-  uint64_t steps_beyond_ = 0;  // in a row, whose momenta CheckMomentum found far too large
+  // By tensor, the steps in a row whose momentum CheckMomentum found far too large.
+  std::vector<uint64_t> steps_beyond_;
   absl::Status diverged_;
   const std::unique_ptr<AdamState> state_;
 };

@@ -224,6 +224,7 @@ void ZeroOneAdam::TakeBack(uint32_t chunk, const uint8_t* payload) {
   // Its share is in the errors.
   const std::vector<float> zeros(layout().chunks()[chunk].elements);
   state().Set(AdamState::Field::kMomentum, chunk, zeros.data());
+  ForgetMomentum(chunk);
   state().Scale(AdamState::Field::kParameters, chunk,
                 [this](uint32_t tensor) { return static_cast<float>(1 - SumsOf(tensor).decay()); });
 }

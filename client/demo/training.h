@@ -23,8 +23,8 @@ struct TrainingOptions {
   uint64_t steps = 300;
   uint64_t seed = 1;    // of the initial parameters and of all batches
   uint32_t batch = 64;  // windows per worker and step
-  // The highest: see LearningRate(). Plain Adam did best between 2e-3 and 4e-3; 1e-3 cost it 4 to
-  // 7%, 8e-3 7%.
+  // The highest: see LearningRate(). On the licences plain Adam did best between 2e-3 and 4e-3
+  // (docs/measurements.md).
   double learning_rate = 3e-3;
   Optimizer optimizer = Optimizer::kOneBitAdam;
   // kAuto: 1-bit Adam finds its freeze, and its variance follows from then on. Otherwise steps of

@@ -75,7 +75,7 @@ def argument_parser(description, *, steps, batch, batch_unit, learning_rate):
     add("--seed", type=int, default=1, help="of the first parameters and the batches")
     add("--checkpoints", help="directory to save in, and to go on from if it is there")
     add("--save-every", type=int, default=100, help="steps between two checkpoints [%(default)s]")
-    add("--stop-at", type=int, help="save and stop after so many steps, to go on later [never]")
+    add("--stop-at", type=int, help="with --checkpoints: save after so many steps, and end")
     add("--output", type=Path, default=Path("."), help="directory of loss.png")
     add("--results", type=Path, help="directory of each rank's figures, for programs; no loss.png")
     return parser
@@ -122,8 +122,8 @@ def take_steps(arguments, model, loss_of_batch, validate, optimizer, progress, s
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: schedule(step, arguments.steps), optimizer.steps - 1
     )
-    # Between synchronisations of 0/1 Adam each rank has another model. At the end a few steps more,
-    # whose learning rate is 0, lead to the next.
+    # Between synchronisations of 0/1 Adam each rank has another model. A few steps more, whose
+    # learning rate is 0 where all are done, lead to the next.
     last = min(arguments.steps, arguments.stop_at or arguments.steps)
     while optimizer.steps < last or not optimizer.is_synchronised:
         # Each rank has its own part of the batch, and after a resume the same as without.

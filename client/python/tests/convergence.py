@@ -39,7 +39,10 @@ WORKERS, AGGREGATORS = 4, 1
 CONFIDENCE = 0.90
 MARGIN = 0.5  # percent
 SWEEP_SEED = 1000  # none of those that are compared
-FACTORS = (0.5, 1.0, 2.0, 4.0)  # of the learning rate of each example
+# Learning rates to try, as multiples of each example's.
+FACTORS = {"onebit_adam": (0.5, 1.0, 2.0, 4.0), "zero_one_adam": (0.5, 1.0, 2.0, 4.0)}
+FACTORS["onebit_lamb"] = (2.0, 4.0, 8.0, 16.0)
+DIVERGED = 64  # the exit code, with words that say so
 OPTIMIZERS = {
     "adam": "Adam",
     "lamb": "LAMB",
@@ -111,7 +114,7 @@ class Interval:
 
 
 def confidence_interval(differences):
-    """At least two of them."""
+    """Of at least two differences."""
     mean = statistics.mean(differences)
     quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(differences) - 1)
     half = quantile * statistics.stdev(differences) / len(differences) ** 0.5
@@ -119,14 +122,14 @@ def confidence_interval(differences):
 
 
 def relative_differences(task, dense, compressed):
-    """In percent of the dense runs', seed by seed; above 0 where the compressed ones are worse."""
+    """Returns them in percent of the dense runs', seed by seed; above 0 where the compressed are worse."""
     sign = -1 if task.higher_is_better else 1
     pairs = zip(dense, compressed)
     return [100 * sign * (task.best_of(b) / task.best_of(a) - 1) for a, b in pairs]
 
 
 def bits(run, direction):
-    """By parameter and step, of the whole run."""
+    """Returns how many were sent or received by parameter and step of the whole run."""
     return 8 * run[f"wire_{direction}"] / (run["parameters"] * run["steps"])
 
 
@@ -174,6 +177,8 @@ def train(task, optimizer, seed, arguments, workers):
             capture_output=True,
             text=True,
         )
+        if ended.returncode == DIVERGED and "the training has diverged" in ended.stderr:
+            return {"curve": [], "seconds": math.nan}
         if ended.returncode != 0:
             sys.exit(f"\n{ended.stdout}{ended.stderr}")
         lines = [line.split() for line in (Path(results) / "rank-0").read_text().splitlines()]
@@ -203,7 +208,10 @@ class Comparison:
         for seed in seeds:  # in turns, so that an interrupted suite has pairs
             for kind, options_of_kind in given.items():
                 arguments = with_rate(common, self.rates[kind])
-                self.runs[kind].append(runs.get(task, kind, seed, arguments, options_of_kind))
+                run = runs.get(task, kind, seed, arguments, options_of_kind)
+                if not math.isfinite(task.best_of(run)):
+                    sys.exit(f"{task.title}: {OPTIMIZERS[kind]} diverged with seed {seed}")
+                self.runs[kind].append(run)
         self.dense, self.compressed = self.runs.values()
         self.differences = relative_differences(task, self.dense, self.compressed)
         self.interval = confidence_interval(self.differences)
@@ -256,7 +264,7 @@ class Comparison:
                 mean = [statistics.mean(points) for points in zip(*curves)]
                 axes.plot(steps, mean, color=colour, label=OPTIMIZERS[optimizer])
             frozen = self.compressed[0]["freeze_step"]
-            axes.axvline(frozen, color="#999999", linestyle="dashed", label="first one-bit step")
+            axes.axvline(frozen, color="#999999", linestyle="dashed", label="freeze step")
         columns[0].legend()
         figure.savefig(file, dpi=80)
 
@@ -300,6 +308,10 @@ def table(rows):
     return "\n".join(f"| {row} |" for row in rows)
 
 
+def factors_of(arguments):
+    return arguments.factors or FACTORS[arguments.optimizer]
+
+
 def with_rate(common, rate):
     return (*common, f"--learning-rate={rate:g}")
 
@@ -324,7 +336,7 @@ def write_report(arguments, comparisons):
         seeds=arguments.seeds,
         first_seed="" if arguments.first_seed == 1 else f" from {arguments.first_seed} on",
         margin=MARGIN,
-        rates=len(arguments.factors),
+        rates=len(factors_of(arguments)),
         rows=table(comparison.row() for comparison in comparisons),
         options=", ".join(f"`{of}`" for of in options) if options else "the examples' defaults",
         command=command_of(arguments),
@@ -354,6 +366,8 @@ def command_of(arguments):
         words.append(f"--workers={arguments.workers}")
     if arguments.batch_factor != 1:
         words.append(f"--batch-factor={arguments.batch_factor}")
+    if arguments.factors:
+        words.append("--factors " + " ".join(f"{factor:g}" for factor in arguments.factors))
     words += [f'--both="{both}"' for both in arguments.both]
     words += [f'--compressed="{compressed}"' for compressed in arguments.compressed]
     return " ".join(["bazel run //client/python:convergence", *(["--", *words] if words else [])])
@@ -397,8 +411,7 @@ def parse_arguments(words):
         "--factors",
         type=float,
         nargs="+",
-        default=FACTORS,
-        help="learning rates to try, as multiples of each example's [%(default)s]",
+        help="learning rates to try, as multiples of each example's",
     )
     add("--steps", type=int, help="instead of each example's own number")
     add("--batch-factor", type=int, default=1, help="times each example's own batch [%(default)s]")
@@ -421,6 +434,8 @@ def parse_arguments(words):
     arguments = parser.parse_args(words[:end])
     if words[end + 1 :]:
         arguments.compressed.insert(0, shlex.join(words[end + 1 :]))
+    if any("--learning-rate" in text for text in [*arguments.both, *arguments.compressed]):
+        parser.error("learning rates are tuned: --factors has those to try")
     return arguments
 
 
@@ -431,7 +446,7 @@ def main(words):
     comparisons = []
     for task in (TASKS[name] for name in arguments.examples):
         common, options = common_of(arguments, task), words_for(task, arguments.compressed)
-        kind, factors = arguments.optimizer, arguments.factors
+        kind, factors = arguments.optimizer, factors_of(arguments)
         comparisons.append(Comparison(runs, task, kind, factors, seeds, common, options))
     write_report(arguments, comparisons)
     print(table(comparison.row() for comparison in comparisons))

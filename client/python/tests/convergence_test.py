@@ -88,7 +88,7 @@ def test_tunes_both_on_a_seed_of_its_own_and_makes_each_run_once(trained, tmp_pa
     convergence.main([*arguments, "--", "--freeze-step=10"])
     assert len(trained) == 8 + 4, "of Adam's runs all are there"
     report = (tmp_path / "convergence.md").read_text()
-    assert '`bazel run //client/python:convergence -- --compressed="--freeze-step=10"`' in report
+    assert 'convergence -- --factors 1 2 --compressed="--freeze-step=10"`' in report
 
     by_hand = "\n## Other measurements\n\nThese runs took a minute.\n\n## On a Tuesday\n"
     (tmp_path / "convergence.md").write_text(report + by_hand)
@@ -98,7 +98,27 @@ def test_tunes_both_on_a_seed_of_its_own_and_makes_each_run_once(trained, tmp_pa
     assert "and 2 seeds from 3 on; β₂ is 0.99" in report
     assert re.findall(r"^\| ResNet on digits \| (\d+) \| 9", report, re.MULTILINE) == ["3", "4"]
     assert report.endswith("|\n" + by_hand) and report.count("Other measurements") == 1
-    assert "convergence -- --first-seed=3 --workers=2 --compressed=" in report
+    assert "convergence -- --first-seed=3 --workers=2 --factors 1 2 --compressed=" in report
+
+
+def test_a_learning_rate_at_which_it_diverges_is_not_taken(tmp_path, monkeypatch):
+    def train(task, optimizer, seed, arguments, workers):
+        diverges = optimizer == "onebit_adam" and "--learning-rate=0.004" in arguments
+        return {"curve": [], "seconds": math.nan} if diverges else run_of(90 + seed % 3, **FIGURES)
+
+    monkeypatch.setattr(convergence, "train", train)
+    arguments = [*SMALL, "--runs", str(tmp_path / "runs"), "--docs", str(tmp_path)]
+    convergence.main(arguments)
+    report = (tmp_path / "convergence.md").read_text()
+    assert "| ResNet on digits | 1-bit Adam | 0.002 (taken) |" in report
+    assert "| ResNet on digits | 1-bit Adam | 0.004 | -inf |" in report
+    with pytest.raises(SystemExit, match="ResNet on digits: 1-bit Adam diverged with seed 1"):
+        convergence.main([*arguments, "--factors", "2"])
+
+
+def test_learning_rates_are_given_as_factors(tmp_path):
+    with pytest.raises(SystemExit):
+        convergence.main([*SMALL, "--both=--learning-rate=1"])
 
 
 def test_says_where_equivalence_was_not_shown(tmp_path, monkeypatch):
@@ -126,6 +146,7 @@ def test_compares_another_optimizer_with_its_own_dense_one_in_its_own_report(tra
     assert report.startswith("# Convergence of 1-bit LAMB\n\nLAMB and 1-bit LAMB on the")
     assert (
         "`bazel run //client/python:convergence -- --optimizer=onebit_lamb --batch-factor=8 "
+        "--factors 1 2 "
         '--both="--gamma=1" --both="resnet: --width=8 --seed=3" '
         '--both="language_model: --width=64" --compressed="--freeze-step=7"`'
     ) in report

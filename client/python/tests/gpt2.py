@@ -5,8 +5,8 @@
     python3 gpt2.py report RUNS                    writes RUNS/gpt2.csv and gpt2.png, and prints the figures
 
 `prepare` needs the package tokenizers, and `report` matplotlib; `train` needs neither. Trainings go on from checkpoints in RUNS, in pieces
-of so many steps, so a machine that is lent for minutes is enough. The model, and how many tokens it sees, are
-language_model.py's arguments, behind "--"; those of GPT-2 small are the default.
+of so many steps, so a machine that is lent for minutes is enough. What stands behind "--" goes to language_model.py,
+and overrides what makes the model GPT-2 small, and how many tokens it sees.
 """
 
 import argparse
@@ -46,8 +46,8 @@ def steps_done(directory):
 def train(runs, tokens, given, ranks, piece, seconds):
     """In pieces, of each optimizer in turns, as long as another one fits into the time."""
     end = time.monotonic() + seconds
-    arguments = given or list(SMALL)
-    steps = max(int(word.split("=")[1]) for word in arguments if word.startswith("--steps="))
+    arguments = [*SMALL, *given]
+    steps = [int(word.split("=")[1]) for word in arguments if word.startswith("--steps=")][-1]
     longest = 0.0
     while True:
         optimizer = min(OPTIMIZERS, key=lambda name: steps_done(runs / name))
@@ -59,8 +59,9 @@ def train(runs, tokens, given, ranks, piece, seconds):
         start = time.monotonic()
         stop_at = min(steps, done + piece)
         train_piece(runs / optimizer, optimizer, tokens, arguments, ranks, stop_at)
-        longest = max(longest, time.monotonic() - start)
-        print(f"{optimizer}: steps {done} to {stop_at} in {longest:.0f} s", flush=True)
+        took = time.monotonic() - start
+        longest = max(longest, took)
+        print(f"{optimizer}: steps {done} to {stop_at} in {took:.0f} s", flush=True)
 
 
 def train_piece(directory, optimizer, tokens, arguments, ranks, stop_at):
@@ -77,6 +78,9 @@ def train_piece(directory, optimizer, tokens, arguments, ranks, stop_at):
         env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
         check=True,
     )
+    if not any(line.startswith("curve ") for line in (results / "rank-0").read_text().splitlines()):
+        # It was killed behind its checkpoint, and before its figures were written.
+        sys.exit(f"the figures of the last piece are lost: remove {directory}, and train it again")
     results.rename(directory / f"piece-{stop_at:07}")  # what is not whole does not count
 
 

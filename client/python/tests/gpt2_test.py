@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-TINY = "--width=64 --layers=1 --context=16 --batch=4 --steps=40 --learning-rate=1e-2".split()
+TINY = "--width=64 --layers=1 --context=16 --batch=4 --steps=40 --device=cpu".split()
+TINY += ["--learning-rate=1e-2"]
 
 
 @pytest.fixture(scope="module")
