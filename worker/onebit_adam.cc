@@ -61,9 +61,9 @@ absl::Status CheckZeroOne(const OptimizerOptions& options) {
 constexpr float kMostUpdate = 10;
 // A momentum of fewer epsilons moves parameters by less than a thousandth of a learning rate.
 constexpr double kLeastMomentum = 1e-3;
-// Training has diverged when a tensor's momentum has been kFarBeyond times its gradients in so many
-// steps in a row: kMostUpdate bounds the update of practically every element then. Gradients that
-// hardly change make one bit's momentum 10 to 60 times as large as they are, which is no divergence.
+// Training has diverged when a tensor's momentum has been kFarBeyond times its gradients for
+// kMostStepsBeyond steps in a row: kMostUpdate bounds the update of practically every element then.
+// Error feedback alone reaches 65 times where gradients never change (docs/algorithms.md).
 constexpr double kFarBeyond = 100;
 constexpr uint64_t kMostStepsBeyond = 100;
 

@@ -61,9 +61,9 @@ class VariancePlan {
   // Lets the refreshes under way go on for kFirstSteps from `first_step` on.
   void Extend(uint64_t first_step);
 
-  // What a step after the freeze does. The schedule knows the newest series that has ended, and the
-  // one that is planned or under way.
   enum class Kind { kOneBit, kSettle, kRefresh };
+  // Returns what a step after the freeze does. The schedule knows the newest series that has ended,
+  // and the one that is planned or under way.
   static Kind KindOf(const Schedule& schedule, uint64_t step);
   // `step` refreshes. Returns how many steps its gradient stands for, and of how many steps the
   // variance before it is the mean, of a tensor whose first gradient was in first_step.

@@ -26,9 +26,9 @@ inline constexpr char kLicenceDirectory[] = "/usr/share/common-licenses";
 // NOT_FOUND if there are none.
 absl::StatusOr<std::vector<std::string>> TextFiles(const std::string& directory);
 
-// What the demo learns from unless told otherwise: the licences, and the modules of Debian's
-// Python, 5 MB together, which a short training does not learn by heart. Where there is no Python,
-// or another version of it, the text is another. NOT_FOUND if there is neither.
+// The default text of the demo: the licences, and the modules of Debian's Python. Both together
+// are 5 MB, which a short training does not learn by heart. Where there is no Python, or another
+// version of it, the text is another. NOT_FOUND if there is neither.
 absl::StatusOr<std::vector<std::string>> DefaultTextFiles();
 
 // Reads `files` in the order given. The last tenth of each is held out, in one piece, and the

@@ -22,7 +22,7 @@ OPTIMIZERS = {
     "onebit_lamb": signpost.OneBitLamb,
 }
 NEVER = 2**62
-# Of all steps, in percent, before the freeze, where the optimizer does not find it by itself.
+# The percentage of all steps before the freeze, where the optimizer does not find it by itself.
 FREEZE_AT = {"zero_one_adam": 20, "onebit_lamb": 30}
 
 

@@ -39,10 +39,10 @@ WORKERS, AGGREGATORS = 4, 1
 CONFIDENCE = 0.90
 MARGIN = 0.5  # percent
 SWEEP_SEED = 1000  # none of those that are compared
-# Learning rates to try, as multiples of each example's.
-FACTORS = {"onebit_adam": (0.5, 1.0, 2.0, 4.0), "zero_one_adam": (0.5, 1.0, 2.0, 4.0)}
+# Learning rates to try, as multiples of each example's. LAMB's are higher.
+FACTORS = dict.fromkeys(["onebit_adam", "zero_one_adam"], (0.5, 1.0, 2.0, 4.0))
 FACTORS["onebit_lamb"] = (2.0, 4.0, 8.0, 16.0)
-DIVERGED = 64  # the exit code, with words that say so
+OUT_OF_RANGE = 64  # the exit code of a training that has diverged, among others
 OPTIMIZERS = {
     "adam": "Adam",
     "lamb": "LAMB",
@@ -68,7 +68,7 @@ class Task:
     arguments: tuple
 
     def best_of(self, run):
-        """Of what was validated along the way."""
+        """Returns the best figure that was validated along the way; the worst possible if there is none."""
         figures = [point[2] for point in run["curve"] if math.isfinite(point[2])]
         worst = -math.inf if self.higher_is_better else math.inf
         return (max if self.higher_is_better else min)(figures, default=worst)
@@ -114,7 +114,7 @@ class Interval:
 
 
 def confidence_interval(differences):
-    """Of at least two differences."""
+    """Returns the interval of the mean of at least two differences."""
     mean = statistics.mean(differences)
     quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(differences) - 1)
     half = quantile * statistics.stdev(differences) / len(differences) ** 0.5
@@ -177,7 +177,7 @@ def train(task, optimizer, seed, arguments, workers):
             capture_output=True,
             text=True,
         )
-        if ended.returncode == DIVERGED and "the training has diverged" in ended.stderr:
+        if ended.returncode == OUT_OF_RANGE and "the training has diverged" in ended.stderr:
             return {"curve": [], "seconds": math.nan}
         if ended.returncode != 0:
             sys.exit(f"\n{ended.stdout}{ended.stderr}")

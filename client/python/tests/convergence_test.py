@@ -45,7 +45,7 @@ def test_equivalent_is_what_is_within_the_margin_for_certain(interval, is_equiva
     assert interval.is_equivalent == is_equivalent
 
 
-# Of a run, beside its curve.
+# A run's figures, beside its curve.
 FIGURES = dict(parameters=1e6, steps=100, freeze_step=15, seconds=1)
 FIGURES.update(wire_sent=2e7, wire_received=2.5e7)
 

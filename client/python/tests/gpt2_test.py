@@ -34,7 +34,7 @@ def test_trains_in_pieces_and_reports_both(tokens, tmp_path, capsys):
     gpt2.main([*command, "--", *TINY])  # nothing is left to do
     gpt2.main(["report", f"{tmp_path}/runs"])
     printed = capsys.readouterr().out
-    # Of 1-bit Adam all 40 steps are its warm-up in int8.
+    # All 40 steps of 1-bit Adam are its warm-up in int8.
     for optimizer, bits in (("adam", 32), ("onebit_adam", 8)):
         line = next(line for line in printed.splitlines() if line.startswith(f"{optimizer}: "))
         assert "after 40 steps" in line
