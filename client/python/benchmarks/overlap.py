@@ -65,7 +65,7 @@ class Training:
     def __init__(self, arguments, freeze_step):
         torch.manual_seed(1)
         self.model = language_model.Transformer(
-            arguments.context, arguments.width, arguments.layers
+            language_model.BYTES, arguments.context, arguments.width, arguments.layers
         )
         if arguments.idle_ms > 0:
             for layer in self.model.layers.layers:
