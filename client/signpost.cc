@@ -651,10 +651,10 @@ int signpost_state_field(signpost_state* state, size_t tensor, uint32_t field, f
   return Guard(error, error_size, [&] {
     const absl::StatusOr<const SavedState*> parts = PartsOf(*state);
     if (!parts.ok()) return parts.status();
-    if (tensor >= (*parts)->tensors() || field >= SIGNPOST_FIELDS) {
+    if (tensor >= (*parts)->tensors() || field > SIGNPOST_FIELD_WHOLE_ERROR) {
       return absl::InvalidArgumentError(
           absl::StrCat("there is no field ", field, " of tensor ", tensor, ": the state has ",
-                       (*parts)->tensors(), " tensors with ", SIGNPOST_FIELDS, " fields each"));
+                       (*parts)->tensors(), " tensors with ", SIGNPOST_FIELD_WHOLE_ERROR + 1, " fields each"));
     }
     const size_t wanted = (*parts)->FieldElements(tensor, static_cast<StateField>(field));
     if (values != nullptr && *elements < wanted) {

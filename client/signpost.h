@@ -348,6 +348,10 @@ enum {
   SIGNPOST_FIELD_LOCAL_SUM = 7,         /* with `zero_one`, this rank's; zeros at a synchronisation */
 };
 #define SIGNPOST_FIELDS 8
+/* Only read: this rank's error, plus the number of ranks times those elements of the aggregators'
+ * errors that it saves. A job with other tensors goes on from it: its aggregators begin without
+ * errors. */
+#define SIGNPOST_FIELD_WHOLE_ERROR 8
 
 typedef struct {
   const float* values; /* NULL: zeros; of SIGNPOST_FIELD_ANCHOR the parameter's values */

@@ -65,7 +65,7 @@ mutate contribution-not-taken-back worker/worker.cc \
   'optimizer_.TakeBack(chunk, state.packed->data());' ''
 mutate one-chunk-at-a-time worker/worker.cc 'window_(WindowOf(channels.size())),' 'window_(1),'
 mutate bias-correction-ignored worker/onebit_adam.cc \
-  'const double momentum_correction = corrects ?' 'const double momentum_correction = !corrects ?'
+  'corrects ? 1 / (1 - Power(group.beta1' '!corrects ? 1 / (1 - Power(group.beta1'
 mutate aggregator-error-not-restored worker/worker.cc \
   'const auto found = errors.find(chunk);' 'const auto found = errors.end();'
 mutate worker-error-not-restored worker/onebit_adam.cc \

@@ -384,7 +384,8 @@ void OneBitAdam::LookAtVariance(uint64_t step) {
   schedule_.set_variance_sum(sum);
   const auto memory = static_cast<uint64_t>(std::llround(1 / (1 - rates_[0].beta1)));
   const bool rose = schedule_.risen_step() > 0 && schedule_.risen_step() + memory > step;
-  if (step < first || (is_auto && rose)) return;
+  // Tensors that have joined late want as many steps.
+  if (step < YoungestStep() + first || (is_auto && rose)) return;
   if (!VarianceFits(sum, before, rates_[0].beta2, step, std::min(step, interval))) return;
   schedule_.set_freeze_step(step);
   if (Follows()) VariancePlan(schedule_).Freeze(step);
@@ -492,6 +493,12 @@ void OneBitAdam::SetSquares(uint32_t chunk) {
   }
 }
 
+uint64_t OneBitAdam::YoungestStep() const {
+  uint64_t youngest = 0;
+  for (const TensorScale& scale : scales_) youngest = std::max(youngest, scale.first_step());
+  return youngest;
+}
+
 void OneBitAdam::FindFirstGradients() {
   if (!Follows() || stage_ != Stage::kRefresh) return;
   for (TensorScale& scale : scales_) {
@@ -523,11 +530,13 @@ void OneBitAdam::FreezeVariance(bool is_first) {
   for (uint32_t tensor = 0; tensor < parameters_.size(); ++tensor) {
     const Parameter& parameter = parameters_[tensor];
     kernels::FreezeRates& rates = by_tensor.emplace_back();
-    const bool corrects = is_first && options_.bias_correction;
     const GroupRates& group = rates_[parameter.group];
-    const double momentum_correction = corrects ? 1 / (1 - Power(group.beta1, step_)) : 1;
+    const uint64_t first_step = FirstStep(tensor);
+    const bool corrects = is_first && options_.bias_correction && step_ > first_step;
+    const double momentum_correction =
+        corrects ? 1 / (1 - Power(group.beta1, step_ - first_step)) : 1;
     const double variance_correction =
-        corrects ? 1 / (1 - Power(group.beta2, StepsOfVariance())) : 1;
+        corrects ? 1 / (1 - Power(group.beta2, StepsOfVariance() - first_step)) : 1;
     rates.momentum_correction = static_cast<float>(momentum_correction);
     rates.variance_correction = static_cast<float>(variance_correction);
     rates.epsilon = static_cast<float>(group.epsilon);
@@ -622,14 +631,14 @@ double OneBitAdam::Correction(double beta, uint64_t steps) const {
 
 kernels::AdamRates OneBitAdam::AdamRatesOf(uint32_t tensor) const {
   const GroupRates& group = RatesOfTensor(tensor);
+  const uint64_t steps = step_ + 1 - FirstStep(tensor);
   return {
       .beta1 = static_cast<float>(group.beta1),
       .one_minus_beta1 = static_cast<float>(1 - group.beta1),
       .beta2 = static_cast<float>(group.beta2),
       .one_minus_beta2 = static_cast<float>(1 - group.beta2),
-      .step_size = static_cast<float>(group.learning_rate / Correction(group.beta1, step_ + 1)),
-      .inverse_sqrt_correction2 =
-          static_cast<float>(1 / std::sqrt(Correction(group.beta2, step_ + 1))),
+      .step_size = static_cast<float>(group.learning_rate / Correction(group.beta1, steps)),
+      .inverse_sqrt_correction2 = static_cast<float>(1 / std::sqrt(Correction(group.beta2, steps))),
       .epsilon = static_cast<float>(group.epsilon),
       .decay = static_cast<float>(group.learning_rate * group.weight_decay),
   };
@@ -639,7 +648,7 @@ kernels::RefreshRates OneBitAdam::RefreshRatesOf(uint32_t tensor) const {
   const GroupRates& group = RatesOfTensor(tensor);
   const RefreshWeights weights = RefreshWeightsOf(tensor);
   const double learning_rate = group.learning_rate * ScaleOf(tensor);
-  const uint64_t first_step = scales_[tensor].first_step();
+  const uint64_t first_step = FirstStep(tensor);
   const bool is_still = first_step > 0 && step_ < first_step + VariancePlan::kStillSteps;
   return {
       .beta1 = static_cast<float>(group.beta1),
@@ -656,12 +665,15 @@ kernels::RefreshRates OneBitAdam::RefreshRatesOf(uint32_t tensor) const {
 RefreshWeights OneBitAdam::RefreshWeightsOf(uint32_t tensor) const {
   const double beta2 = RatesOfTensor(tensor).beta2;
   if (Follows()) {
-    const uint64_t first_step = scales_[tensor].first_step();
+    const uint64_t first_step = FirstStep(tensor);
     return WeightsOfRefresh(beta2, VariancePlan::StepsBefore(schedule_, step_, first_step),
                             VariancePlan::StepsOf(schedule_, step_, first_step));
   }
   const uint64_t interval = options_.variance_refresh_interval;
-  if (options_.bias_correction) return WeightsOfRefresh(beta2, step_ - interval, interval);
+  const uint64_t before = step_ - interval;
+  if (options_.bias_correction) {
+    return WeightsOfRefresh(beta2, before - std::min(before, FirstStep(tensor)), interval);
+  }
   const double kept = Power(beta2, interval);
   return {kept, 1 - kept};
 }
@@ -739,6 +751,8 @@ TensorScales OneBitAdam::Scales() const {
 }
 
 void OneBitAdam::SetScales(const TensorScales& scales) {
+  const auto is_late = [](const TensorScale& scale) { return scale.first_step() > 0; };
+  has_late_tensors_ = has_late_tensors_ || absl::c_any_of(scales, is_late);
   if (!HasScales()) return;
   means_ = Follows() ? Means::kNear : Means::kUnknown;
   for (const TensorScale& scale : scales) {

@@ -146,7 +146,7 @@ class OneBitAdam : public Optimizer {
   bool FreezesBefore(uint64_t step) const override;
   bool HasFrozenFor(uint64_t step) const override { return frozen_for_ == step; }
 
-  // Scales are empty unless options.lamb, or the variance follows.
+  // Scales are empty unless options.lamb, the variance follows, or tensors have joined late.
   TensorScales ScalesOf(uint32_t chunk) const override;
   TensorScales Scales() const override;
   void SetScales(const TensorScales& scales) override;
@@ -201,6 +201,8 @@ class OneBitAdam : public Optimizer {
   // How 0/1 Adam does: the steps that the variance is an average over, when it is frozen, and what
   // errors are multiplied by then.
   virtual uint64_t StepsOfVariance() const { return step_; }
+  // How many steps the job had taken when the tensor joined it, or when it had its first gradient.
+  uint64_t FirstStep(uint32_t tensor) const { return scales_[tensor].first_step(); }
   virtual float ErrorScaleOf(const GroupRates& rates) const;
   // And whether a variance of zero may be that of gradients which a codec has taken for zero.
   virtual bool LiftsZeros() const { return false; }
@@ -249,7 +251,9 @@ class OneBitAdam : public Optimizer {
     return stage == Stage::kOneBit || stage == Stage::kSettle;
   }
   bool Follows() const { return options_.VarianceFollows(); }
-  bool HasScales() const { return options_.lamb || Follows(); }
+  bool HasScales() const { return options_.lamb || Follows() || has_late_tensors_; }
+  // Returns the largest FirstStep.
+  uint64_t YoungestStep() const;
   // Where the job finds the freeze step itself: takes a look if it is time for one, and sets
   // freeze_step to `step` if the variance fits.
   void LookAtVariance(uint64_t step);
@@ -294,6 +298,7 @@ class OneBitAdam : public Optimizer {
 
   std::vector<bool> has_error_;  // by chunk; false: all zero
   std::vector<TensorScale> scales_;
+  bool has_late_tensors_ = false;  // that joined behind the job's first step
   // By chunk and segment, the sum of squares of the momentum. Empty where it has to be computed.
   std::vector<std::vector<double>> squares_;
   // The means in scales_ are those of the frozen variances (kExact: this worker has frozen them;

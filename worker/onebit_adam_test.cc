@@ -332,6 +332,75 @@ TEST_P(OneBitAdamTest, AFollowingVarianceTakesInATensorsFirstGradient) {
   EXPECT_LT(largest, 3.3f) << "the first update of an element of Adam's is at most that large";
 }
 
+// Resumes the optimizer's own state with biases that join in `step`.
+OptimizerState WithLateBiases(const OneBitAdam& adam, size_t weights, uint64_t step) {
+  OptimizerState state = {.schedule = adam.schedule()};
+  const HostFloats error = adam.error(), variance = adam.variance();
+  state.error.assign(error.begin(), error.end());
+  state.variance.assign(variance.begin(), variance.end());
+  std::fill(state.error.begin() + weights, state.error.end(), 0);
+  std::fill(state.variance.begin() + weights, state.variance.end(), 0);
+  for (uint32_t tensor = 0; tensor < 2; ++tensor) {
+    TensorScale& scale = *state.scales.Add();
+    scale.set_tensor(tensor);
+    scale.set_first_step(tensor == 0 ? 0 : step);
+  }
+  return state;
+}
+
+TEST_P(OneBitAdamTest, ATensorThatJoinsLateHasAdamsFirstSteps) {
+  Start({.freeze_step = OptimizerOptions::kNever});
+  for (uint64_t step = 0; step < 9; ++step) {
+    FillGradient(step);
+    Step(step, {{}, {}});
+  }
+  OptimizerState state = WithLateBiases(*adam_, kWeights, 9);
+  state.momentum = Momentum();
+  std::fill(state.momentum.begin() + kWeights, state.momentum.end(), 0);
+  const std::vector<float> values = values_;
+  Start({.freeze_step = OptimizerOptions::kNever});
+  values_ = values;
+  adam_->Restore(std::move(state));
+  // What Adam does to the biases alone, from the beginning on, in double precision.
+  std::vector<double> x(values.begin() + kWeights, values.end()), m(kBiases), v(kBiases);
+  for (uint64_t step = 9; step < 20; ++step) {
+    FillGradient(step);
+    Step(step, {{}, {}});
+    const double t = static_cast<double>(step - 9 + 1);
+    for (size_t i = 0; i < kBiases; ++i) {
+      const double g = gradient_[kWeights + i];
+      m[i] = 0.9 * m[i] + 0.1 * g;
+      v[i] = 0.999 * v[i] + 0.001 * g * g;
+      x[i] -= 1e-3 * (m[i] / (1 - std::pow(0.9, t))) /
+              (std::sqrt(v[i] / (1 - std::pow(0.999, t))) + 1e-8);
+      EXPECT_NEAR(values_[kWeights + i], x[i], 1e-6) << "step " << step << ", bias " << i;
+    }
+  }
+  ASSERT_EQ(adam_->Scales().size(), 2) << "a checkpoint has to know of it";
+  EXPECT_EQ(adam_->Scales()[1].first_step(), 9);
+}
+
+TEST_P(OneBitAdamTest, AFreezeWaitsForATensorThatHasJoinedLate) {
+  OptimizerOptions options = kFollowing;
+  options.freeze_step = 36;  // looks at the variance are in steps 36, 68 and 100
+  for (const uint64_t joined : {0, 34}) {
+    Start(options);
+    for (uint64_t step = 0; step < 34; ++step) {
+      FillGradient(step);
+      Step(step, {{}, {}});
+    }
+    OptimizerState state = WithLateBiases(*adam_, kWeights, joined);
+    state.momentum = Momentum();
+    Start(options);
+    adam_->Restore(std::move(state));
+    for (uint64_t step = 34; step < 101; ++step) {
+      FillGradient(step);
+      Step(step, {{}, {}});
+    }
+    EXPECT_EQ(adam_->schedule().freeze_step(), joined == 0 ? 36 : 100);
+  }
+}
+
 TEST_P(OneBitAdamTest, AFollowingVarianceGrowsWithTheGradientsAndUpdatesAreBounded) {
   Start(kFollowing);
   float mean = 0;

@@ -171,14 +171,14 @@ void OneBitLamb::EndFollowedStep(uint32_t chunk, uint64_t step, const StepRates&
 
 kernels::LambRates OneBitLamb::LambRatesOf(uint32_t tensor) const {
   const GroupRates& group = RatesOfTensor(tensor);
+  const uint64_t steps = step() + 1 - FirstStep(tensor);
   return {
       .beta1 = static_cast<float>(group.beta1),
       .one_minus_beta1 = static_cast<float>(1 - group.beta1),
       .beta2 = static_cast<float>(group.beta2),
       .one_minus_beta2 = static_cast<float>(1 - group.beta2),
-      .inverse_correction1 = static_cast<float>(1 / Correction(group.beta1, step() + 1)),
-      .inverse_sqrt_correction2 =
-          static_cast<float>(1 / std::sqrt(Correction(group.beta2, step() + 1))),
+      .inverse_correction1 = static_cast<float>(1 / Correction(group.beta1, steps)),
+      .inverse_sqrt_correction2 = static_cast<float>(1 / std::sqrt(Correction(group.beta2, steps))),
       .epsilon = static_cast<float>(group.epsilon),
       .weight_decay = static_cast<float>(group.weight_decay),
   };

@@ -42,8 +42,8 @@ void ForEachSavedSegment(const Layout& layout, size_t tensor, uint32_t rank, uin
 }
 
 constexpr absl::string_view kFieldNames[kStateFields] = {
-    "value",           "exp_avg",          "exp_avg_sq", "error",
-    "aggregator_error", "fresh_exp_avg_sq", "anchor",     "local_sum"};
+    "value",  "exp_avg",  "exp_avg_sq", "error", "aggregator_error", "fresh_exp_avg_sq",
+    "anchor", "local_sum"};
 
 absl::Status CheckElements(const Tensor& tensor, size_t field, size_t got, size_t wanted) {
   if (got == 0 || got == wanted) return absl::OkStatus();
@@ -145,6 +145,11 @@ std::vector<float> SavedState::Field(size_t tensor, StateField field) const {
       return part_of(state_.parameters.values);
     case StateField::kLocalSum:
       return part_of(state_.rank.local_sum);
+    case StateField::kWholeError: {
+      std::vector<float> error = part_of(state_.rank.error);
+      AddAggregatorErrors(tensor, absl::MakeSpan(error));
+      return error;
+    }
     case StateField::kAggregatorError:
       break;
   }
@@ -160,6 +165,21 @@ std::vector<float> SavedState::Field(size_t tensor, StateField field) const {
                                     errors.begin() + before);
                       });
   return errors;
+}
+
+void SavedState::AddAggregatorErrors(size_t tensor, absl::Span<float> error) const {
+  const auto ranks = static_cast<float>(state_.manifest.world_size());
+  for (const auto& [index, of_chunk] : state_.rank.aggregator_errors) {
+    if (of_chunk.empty()) continue;  // zeros
+    const Chunk& chunk = state_.layout.chunks()[index];
+    for (const Segment& segment : chunk.segments) {
+      if (segment.tensor != tensor) continue;
+      const uint64_t first = chunk.first_element + segment.chunk_offset - first_element_[tensor];
+      for (size_t i = 0; i < segment.elements; ++i) {
+        error[first + i] += ranks * of_chunk[segment.chunk_offset + i];
+      }
+    }
+  }
 }
 
 size_t SavedState::FieldElements(size_t tensor, StateField field) const {
@@ -194,15 +214,15 @@ absl::StatusOr<std::string> MakeState(absl::string_view description, const State
   }
 
   // All of a field, in layout order; zeros where a tensor has none.
-  const auto gather = [&](StateField field,
-                          std::optional<StateField> otherwise) -> absl::StatusOr<std::vector<float>> {
+  const auto gather =
+      [&](StateField field,
+          std::optional<StateField> otherwise) -> absl::StatusOr<std::vector<float>> {
     std::vector<float> all(layout->elements());
     for (size_t t = 0; t < numbers.size(); ++t) {
       absl::Span<const float> of_tensor = numbers[t][static_cast<size_t>(field)];
       if (of_tensor.empty() && otherwise) of_tensor = numbers[t][static_cast<size_t>(*otherwise)];
-      const absl::Status status =
-          CheckElements(owner.tensors[t], static_cast<size_t>(field), of_tensor.size(),
-                        ElementCount(owner.tensors[t]));
+      const absl::Status status = CheckElements(owner.tensors[t], static_cast<size_t>(field),
+                                                of_tensor.size(), ElementCount(owner.tensors[t]));
       if (!status.ok()) return status;
       std::copy(of_tensor.begin(), of_tensor.end(), all.begin() + first_element[t]);
     }

@@ -31,8 +31,12 @@ enum class StateField {
   kFreshExpAvgSq = 5,    // 1-bit LAMB's second variance; zeros before its freeze step
   kAnchor = 6,           // 0/1 Adam's value after the last synchronisation
   kLocalSum = 7,         // 0/1 Adam's, the rank's own; zeros in a step that synchronises
+  // Only read: kError, plus world_size times the elements of kAggregatorError. The mean of these over
+  // all ranks is all that compression has left out. A job with other tensors goes on from it: its
+  // aggregators begin without errors.
+  kWholeError = 8,
 };
-inline constexpr size_t kStateFields = 8;
+inline constexpr size_t kStateFields = 8;  // that MakeState takes
 
 // One tensor's numbers, by StateField. Empty: zeros, or for kAnchor the values.
 using TensorFields = std::array<absl::Span<const float>, kStateFields>;
@@ -56,6 +60,9 @@ class SavedState {
 
  private:
   explicit SavedState(RankState state);
+
+  // Adds world_size times the aggregators' errors that this rank saves to the tensor's error.
+  void AddAggregatorErrors(size_t tensor, absl::Span<float> error) const;
 
   RankState state_;
   std::vector<uint64_t> first_element_;  // by tensor, in layout order

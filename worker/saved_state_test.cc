@@ -138,6 +138,22 @@ TEST_F(SavedStateTest, HasEachFieldByTensor) {
   EXPECT_EQ(state.Field(1, StateField::kFreshExpAvgSq), std::vector<float>(9));
 }
 
+TEST_F(SavedStateTest, TheWholeErrorHasTheAggregatorsErrorsOfAllRanks) {
+  const SavedState state = *SavedState::Read(State());
+  std::vector<float> wanted = rank_.error;
+  for (const auto& [chunk, errors] : rank_.aggregator_errors) {
+    for (size_t i = 0; i < errors.size(); ++i) {
+      wanted[layout_.chunks()[chunk].first_element + i] += 2 * errors[i];  // of 2 ranks
+    }
+  }
+  EXPECT_NE(wanted, rank_.error);
+  std::vector<float> whole = state.Field(0, StateField::kWholeError);
+  const std::vector<float> of_bias = state.Field(1, StateField::kWholeError);
+  whole.insert(whole.end(), of_bias.begin(), of_bias.end());
+  EXPECT_EQ(whole, wanted);
+  EXPECT_EQ(state.FieldElements(1, StateField::kWholeError), of_bias.size());
+}
+
 TEST_F(SavedStateTest, IsTheSameWhenMadeAgain) { ExpectSameNumbers(Again(State()), State()); }
 
 TEST_F(SavedStateTest, IsTheSameWithAFrozenVariance) {

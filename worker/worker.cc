@@ -88,19 +88,21 @@ uint32_t Crc32cOf(absl::Span<const Parameter> parameters, absl::Span<const Group
   return crc;
 }
 
-// What travels in headers to ranks that come back.
+// Refuses more tensors than headers have scales of. Those travel to ranks that come back.
 absl::Status CheckScales(const WorkerOptions& options, const OptimizerOptions& optimizer,
-                         size_t tensors) {
-  const bool has_scales = optimizer.lamb || optimizer.zero_one || optimizer.VarianceFollows();
+                         bool has_late_tensors, size_t tensors) {
+  const bool has_scales =
+      optimizer.lamb || optimizer.zero_one || optimizer.VarianceFollows() || has_late_tensors;
   if (!has_scales || options.min_workers == 0 || tensors <= size_t{kMaxTensorScales}) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrFormat("%s in a job with a round deadline may have %d tensors; got %d",
-                      optimizer.lamb       ? "1-bit LAMB"
-                      : optimizer.zero_one ? "0/1 Adam"
-                                           : "1-bit Adam with variance_refresh_interval auto",
-                      kMaxTensorScales, tensors));
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "%s in a job with a round deadline may have %d tensors; got %d",
+      optimizer.lamb                ? "1-bit LAMB"
+      : optimizer.zero_one          ? "0/1 Adam"
+      : optimizer.VarianceFollows() ? "1-bit Adam with variance_refresh_interval auto"
+                                    : "an optimizer to which tensors were added",
+      kMaxTensorScales, tensors));
 }
 
 std::unique_ptr<OneBitAdam> NewOptimizer(const Layout& layout, const OptimizerOptions& optimizer,
@@ -161,9 +163,6 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
                                                      const ResumeFrom& resume_from) {
   if (absl::Status status = CheckOptions(optimizer); !status.ok()) return status;
   if (absl::Status status = CheckOptions(options); !status.ok()) return status;
-  if (absl::Status status = CheckScales(options, optimizer, parameters.size()); !status.ok()) {
-    return status;
-  }
   if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
 
   absl::StatusOr<WantedJob> wanted =
@@ -195,6 +194,9 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
     job_options.set_first_step(state->optimizer.schedule.begun_steps());
     job_options.set_local_steps(state->optimizer.schedule.local_steps());
   }
+  const bool has_late_tensors = state && !state->optimizer.scales.empty();
+  absl::Status has_room = CheckScales(options, optimizer, has_late_tensors, parameters.size());
+  if (!has_room.ok()) return has_room;
   absl::StatusOr<Layout> layout = LayOut(tensors, *wanted);
   if (!layout.ok()) return layout.status();
 

@@ -504,6 +504,44 @@ def late_head():
     say(made[0])
 
 
+def thaws():
+    """A weight that is thawed after the freeze, and a bias that is added, are learnt as by AdamW."""
+
+    def train(make_optimizer, ranks):
+        model = model_of()
+        hidden, output = model[0], model[2]
+        hidden.weight.requires_grad_(False)
+        optimizer = make_optimizer([hidden.weight, *output.parameters()])
+        generator = torch.Generator().manual_seed(1)
+        inputs = torch.randn(6000, 50, generator=generator)
+        wanted = inputs.sum(1, keepdim=True) + 5 * torch.randn(6000, 1, generator=generator)
+        for step in range(300):
+            if step == 100:
+                hidden.weight.requires_grad_()
+            if step == 110:
+                optimizer.add_param_group({"params": [hidden.bias], "lr": 5e-4})
+            model.zero_grad()
+            for rank in ranks:
+                mine = slice(rank, None, signpost.world_size())
+                loss = ((model(inputs[mine]) - wanted[mine]) ** 2).mean()
+                (loss / len(ranks)).backward()
+            optimizer.step()
+        assert set(optimizer.state) == {hidden.weight, hidden.bias, *output.parameters()}
+        return ((model(inputs) - wanted) ** 2).mean().item(), optimizer
+
+    def adamw(parameters):
+        return torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.0)
+
+    def one_bit_adam(parameters):
+        return signpost.OneBitAdam(parameters, lr=1e-3, max_grad_norm=100.0)
+
+    theirs, _ = train(adamw, range(signpost.world_size()))
+    ours, optimizer = train(one_bit_adam, [signpost.rank()])
+    print(f"loss {ours:.4g}, of AdamW {theirs:.4g}")
+    assert ours < 1.01 * theirs
+    say(optimizer)
+
+
 def two_tensors():
     """client/examples/two_tensors.c."""
     weights, biases = (nn.Parameter(torch.zeros(shape)) for shape in ((24, 10), (10,)))

@@ -509,13 +509,6 @@ def test_a_gradient_that_is_not_finite_is_warned_of_and_skipped(make):
     assert torch.equal(parameters[0], before)
 
 
-def test_parameters_cannot_be_added(make):
-    x, y = tensors((10,), (10,))
-    optimizer = make(signpost.Adam, [x])
-    with pytest.raises(RuntimeError, match="cannot get more parameters"):
-        optimizer.add_param_group({"params": [y]})
-
-
 def test_a_copy_has_no_job(make):
     optimizer = copy.deepcopy(make(signpost.Adam, tensors((10,))))
     with pytest.raises(RuntimeError, match="without a job"):

@@ -95,6 +95,7 @@ def together(saved):
         "reduce",
         "two_tensors",
         "late_head",
+        "thaws",
         "as_deepspeed",
         f"train {EACH_KIND}",
         f"saves_alone {saved}",
@@ -122,6 +123,10 @@ def test_one_bit_rounds_have_the_bits_of_a_program_in_c(together):
 
 def test_what_has_its_first_gradient_late_is_learnt_as_by_adamw(together):
     digest_of(together["late_head"], 3)
+
+
+def test_what_is_thawed_or_added_is_learnt_as_by_adamw(together):
+    digest_of(together["thaws"], 3)
 
 
 def test_one_bit_adam_steps_as_deepspeeds(together):

@@ -174,18 +174,6 @@ def test_a_copy_loads_nothing(make):
         copy.deepcopy(optimizer).load_state_dict(optimizer.state_dict())
 
 
-def test_a_state_is_not_loaded_while_what_is_trained_is_frozen(make):
-    x, y = tensors((10,), (10,))
-    optimizer = make(signpost.Adam, [x, y])
-    state = optimizer.state_dict()
-    y.requires_grad_(False)
-    frozen = "parameter 1 of group 0 has requires_grad=False"
-    with pytest.raises(ValueError, match=frozen):
-        optimizer.load_state_dict(state)
-    y.requires_grad_()
-    optimizer.load_state_dict(state)
-
-
 EACH = pytest.mark.parametrize(
     "kind, own",
     [

@@ -16,6 +16,7 @@ from pathlib import Path
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import signpost.torch as signpost
+import skorch
 import torch
 import torch.distributed as dist
 import transformers
@@ -310,6 +311,45 @@ def resumes(name, directory, which):
     for warning in caught:
         if "has no error of rank" in str(warning.message):
             print("warned", flush=True)
+
+
+def skorch_fits(directory, norm):
+    """skorch needs no integration: it takes an optimizer's class, and each rank fits its own examples."""
+    norm = float(norm) or None
+    plain(in_blocks, norm=norm)
+    mine = [example for number in range(STEPS) for example in in_blocks(number)]
+    inputs, labels = (values[mine] for values in data_of(1))
+
+    def new_net():
+        return skorch.NeuralNet(
+            Model,
+            nn.MSELoss,
+            signpost.OneBitAdam,
+            optimizer__freeze_step=FREEZE_STEP,
+            optimizer__max_grad_norm=norm,
+            optimizer__param_groups=[
+                ("*weight", {"weight_decay": 0.1}),
+                ("*bias", {"weight_decay": 0.0}),
+            ],
+            lr=LR,
+            max_epochs=1,
+            batch_size=BATCH,
+            train_split=None,
+            verbose=0,
+        )
+
+    say(new_net().fit(inputs, labels).module_)
+    net, done = new_net(), SAVED_AT * BATCH
+    net.fit(inputs[:done], labels[:done])
+    assert net.optimizer_.steps == SAVED_AT
+    files = {
+        f"f_{what}": Path(directory, f"{what}-{dist.get_rank()}")
+        for what in ("params", "optimizer")
+    }
+    net.save_params(**files)
+    resumed = new_net().initialize()
+    resumed.load_params(**files)
+    say(resumed.partial_fit(inputs[done:], labels[done:]).module_)
 
 
 if __name__ == "__main__":

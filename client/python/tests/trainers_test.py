@@ -23,6 +23,7 @@ def together(tmp_path_factory):
     saved = [
         f"resumes {name} {directory} {which}" for name in TRAINERS for which in ("all", "rank_0")
     ]
+    saved += [f"skorch_fits {directory} {norm}" for norm in ("0", "0.05")]
     words = " + ".join(scenarios + saved).split()
     code, output = run(RANKS, 2, sys.executable, JOB, *words, GLOO_SOCKET_IFNAME="lo")
     assert code == 0, output
@@ -50,6 +51,12 @@ def test_a_trainer_resumes_from_what_rank_0_has_saved(together, name):
     assert re.findall(
         r"^\[rank (\d)\] warned", together[f"resumes {name} rank_0"], re.MULTILINE
     ) == ["1"]
+
+
+@pytest.mark.parametrize("norm", ["0", "0.05"])
+def test_skorch_ends_where_a_plain_loop_does_also_when_it_resumes(together, norm):
+    plain, fitted, resumed = digests_of(together[f"skorch_fits {norm}"], RANKS)
+    assert plain == fitted == resumed
 
 
 @pytest.mark.parametrize("name", TRAINERS)

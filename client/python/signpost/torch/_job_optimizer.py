@@ -5,13 +5,12 @@ import ctypes
 import dataclasses
 import functools
 import math
-import operator
 import os
 import sys
 import warnings
 import weakref
 from collections import defaultdict
-from itertools import chain, zip_longest
+from itertools import chain
 from typing import (
     Any,
     Callable,
@@ -55,11 +54,13 @@ from signpost.torch._state import (
     State,
     from_state_dict,
     is_same,
+    state_for_others,
     state_of,
     to_resume,
     to_state_dict,
+    with_tensors,
 )
-from signpost.torch._tensors import TrainedTensor, Zeros, after_step, trained_tensors
+from signpost.torch._tensors import TrainedTensor, Zeros, after_step, to_train, trained_tensors
 
 Parameters = Union[
     Iterable[torch.Tensor], Iterable[Tuple[str, torch.Tensor]], Iterable[Dict[str, Any]]
@@ -89,8 +90,6 @@ class Member:
     clipping: Optional[Clipping]
     tensors: List[TrainedTensor]
     zeros: Zeros
-    in_groups: List[List[torch.Tensor]]  # the parameters, as they are in param_groups
-    frozen: List[torch.Tensor]
     backward: Optional[Backward] = None  # with overlap
     preparation: Preparation = dataclasses.field(default_factory=Preparation)
     shown_steps: Optional[int] = None  # of the steps that were taken, those that parameters have
@@ -304,9 +303,8 @@ class JobOptimizer(torch.optim.Optimizer):
                 same gradients again. It clips new ones by the first try's norm.
             SignpostError: the parameters may be partly stepped; resume from the newest checkpoint.
             RuntimeError: a parameter has moved in memory, or its gradient is elsewhere or of
-                another shape; one that was frozen when the optimizer was made has a gradient, or
-                one that was frozen later has none; param_groups have other parameters than when the
-                optimizer was made; the program has changed one where that would be lost, which is
+                another shape; one was added that cannot be trained any more
+                (add_param_group()); the program has changed one where that would be lost, which is
                 with a node's worker, and between synchronisations (what is written through `.data`
                 or NumPy is not seen, and lost there); with overlap, gradients or rates
                 are not those of the backward pass any more.
@@ -397,23 +395,16 @@ class JobOptimizer(torch.optim.Optimizer):
         with what was loaded, which must then be of the same step on all ranks, and leaves the one before.
         A state that is the present one changes nothing.
         Parameters are not part of the state, as in torch.optim: the program loads its model, before or after.
-        Between two synchronisations of ZeroOneAdam they are, as ranks have different ones.
+        Those of which the state has nothing begin anew. Between two synchronisations of ZeroOneAdam they are, as ranks have different ones.
 
         Raises:
-            ValueError: it is no state of an optimizer of Signpost, or of another model; or a
-                parameter that is trained is frozen now. Nothing has changed.
+            ValueError: it is no state of an optimizer of Signpost, or of another model. Nothing has
+                changed.
             FailedPreconditionError: it is of another number of ranks. Nothing has changed. step()
                 raises it for what was saved with other options, or of another step than other ranks'.
         """
         progress = self._progress_of_original()
         job = world().next_job(self._name)  # before anything can fail, as in the constructor
-        member = self._member()
-        for tensor in member.tensors:
-            if not tensor.parameter.requires_grad:
-                raise ValueError(
-                    f"{tensor.name} has requires_grad=False, and is among what is trained; call "
-                    "its requires_grad_() before load_state_dict()"
-                )
         progress.loading = _Loading(job)
         # Behind the program's own hooks. What they return is what is loaded.
         hook = self.register_load_state_dict_pre_hook(_take_state)
@@ -432,15 +423,15 @@ class JobOptimizer(torch.optim.Optimizer):
         super().__setstate__(state)
 
     def _load(self, loading: "_Loading", groups: List[Dict[str, Any]]) -> None:
-        member = self._member()
         description = groups[0].pop(DESCRIPTION, None) if groups else None
         saved = chain.from_iterable(group["params"] for group in loading.state_dict["param_groups"])
-        keys = dict(zip(chain.from_iterable(member.in_groups), saved))
-        tensors = {keys[tensor.parameter]: tensor for tensor in member.tensors}
+        now = chain.from_iterable(group["params"] for group in self.param_groups)
+        tensors = trained_tensors(self.param_groups)
+        fields = self._state_fields
         state = from_state_dict(
-            loading.state_dict, description, tensors, self._state_fields, world()
+            loading.state_dict, description, dict(zip(saved, now)), tensors, fields, world()
         )
-        progress = self._progress_of_original()
+        progress, member = self._progress_of_original(), self._member()
         if self._is_where(state):
             return
         if member.backward is not None:
@@ -450,12 +441,31 @@ class JobOptimizer(torch.optim.Optimizer):
 
     @_one_call
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        """Refuses groups after construction: the parameters of a job are settled when its ranks join."""
-        if self._progress_of_original().member is not None:
-            raise RuntimeError(
-                "an optimizer of Signpost cannot get more parameters; make a new one with all"
-            )
+        """Adds a group of parameters, as torch.optim.Optimizer's does. All ranks call it after the same step.
+
+        Their values are the same on all ranks, as from one seed. The next step() trains them, in a
+        new job that the ranks join with all that the one before had: parameters that are there
+        already go on as if nothing had happened, and new ones take Adam's first steps. Likewise for
+        parameters whose requires_grad becomes True (thawing). Those that are frozen take part no
+        more, and what the optimizer had of them goes.
+
+        Raises:
+            TypeError, ValueError: as from the constructor. Nothing has changed.
+            RuntimeError: from the next step(), which sends nothing: the variance is frozen, and new
+                parameters would have none. Only OneBitAdam and OneBitLamb with
+                variance_refresh_interval="auto" can train them then.
+        """
         _of_pytorch("add_param_group")(self, param_group)
+        if self._progress_of_original().member is None:  # the constructor adds its own
+            return
+        try:
+            self._check_options_of_groups()
+            self._check_groups()
+            self._check_beta1()
+            trained_tensors(self.param_groups)
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears gradients, as torch.optim.Optimizer's does."""
@@ -491,11 +501,58 @@ class JobOptimizer(torch.optim.Optimizer):
         return member
 
     def _joined(self) -> Member:
-        """Returns the job that takes the next step. Joins it first if a state was loaded."""
-        loaded = self._progress_of_original().loaded
+        """Returns the job that takes the next step. Joins it first if a state was loaded, or if other
+        parameters are to be trained."""
+        progress = self._progress_of_original()
+        if progress.loaded is None and not progress.is_over and self._trains_others():
+            progress.loaded = self._state_for_others()
+        loaded = progress.loaded
         if loaded is not None:
             self._join(loaded.options, None, loaded.state)
         return self._member()
+
+    def _trains_others(self) -> bool:
+        """Returns whether other parameters are to be trained than when the job was joined."""
+        tensors = self._member().tensors
+        wanted = to_train(self.param_groups)
+        return len(wanted) != len(tensors) or not all(
+            parameter is tensor.parameter and g == tensor.group
+            for (parameter, (g, _)), tensor in zip(wanted.items(), tensors)
+        )
+
+    def _state_for_others(self) -> "_Loaded":
+        member = self._member()
+        if member.backward is not None and member.backward.has_begun:
+            raise RuntimeError(
+                "parameters were added, thawed or frozen while the backward pass was sending gradients; "
+                "with overlap=True do that before backward()"
+            )
+        self._take_changes(member)
+        saved = member.session.save_state_in_parts()
+        state = state_for_others(saved, member.tensors, self._state_fields)
+        self._check_others(state, trained_tensors(self.param_groups))
+        return _Loaded(world().next_job(self._name), state)
+
+    def _check_others(self, state: State, tensors: List[TrainedTensor]) -> None:
+        """Refuses tensors that cannot be trained from a state that has nothing of them."""
+        if not state.is_synchronised and len(state.parameters) != len(tensors):
+            raise RuntimeError(
+                "parameters were added, thawed or frozen between two synchronisations: do that after a "
+                "step with is_synchronised"
+            )
+        new = [tensor.name for tensor in tensors if not state.entries.get(tensor.parameter)]
+        why = self._why_none_joins(state)
+        if new and why is not None:
+            raise RuntimeError(
+                f"{new[0]} was added or thawed at step {state.steps}, and cannot be trained: {why}. Make a "
+                'new optimizer, or use OneBitAdam with variance_refresh_interval="auto", its default'
+            )
+
+    def _why_none_joins(self, state: State) -> Optional[str]:
+        """Returns why parameters that join at that state could not be trained, or None if they could."""
+        if state.is_frozen and self._options.get("variance_refresh_interval") != _abi.AUTO:
+            return "the variance was frozen before, so it would have none"
+        return None
 
     def _current_state(self) -> State:
         progress = self._progress_of_original()
@@ -531,6 +588,9 @@ class JobOptimizer(torch.optim.Optimizer):
         tensors = trained_tensors(self.param_groups)
         if not tensors:
             raise ValueError("no parameter requires a gradient; there is nothing to train")
+        if state is not None:
+            self._check_others(state, tensors)
+            state = with_tensors(state, tensors)
         for name, value in self._options.items():
             _set(options, name, value)
         if resume is not None:
@@ -562,18 +622,18 @@ class JobOptimizer(torch.optim.Optimizer):
                 fingerprints.check()
             undo.pop_all()
         del saved  # large, and loaded
-        in_groups = [list(group["params"]) for group in self.param_groups]
-        frozen = [parameter for parameter in chain(*in_groups) if not parameter.requires_grad]
         zeros = Zeros(tensors[0].values.device)
-        member = Member(session, clipping, tensors, zeros, in_groups, frozen)
+        member = Member(session, clipping, tensors, zeros)
         progress = self._progress_of_original()
         before, progress.member = progress.member, member
         progress.loaded = progress.seen = None
-        progress.is_over = False
+        progress.is_over = progress.are_wrappers_checked = False
         if before is not None and before.backward is not None:
             before.backward.remove_hooks()
         if self._overlap:
-            member.backward = Backward(session, tensors, weakref.WeakMethod(self._rates))
+            member.backward = Backward(
+                session, tensors, weakref.WeakMethod(self._rates_of_backward)
+            )
         try:
             if before is not None:
                 _leave_both(before)
@@ -618,7 +678,6 @@ class JobOptimizer(torch.optim.Optimizer):
     def _take_step(self, member: Member) -> StepReport:
         """All that can fail on this rank alone does before anything is exchanged."""
         rates = self._rates()
-        self._check_parameters(member)
         if not self._progress.are_wrappers_checked:
             check_wrappers(member.tensors)
             self._progress.are_wrappers_checked = True
@@ -671,35 +730,9 @@ class JobOptimizer(torch.optim.Optimizer):
             )
         return scale
 
-    def _check_parameters(self, member: Member) -> None:
-        groups = [group["params"] for group in self.param_groups]
-        for g, (now, before) in enumerate(zip_longest(groups, member.in_groups, fillvalue=())):
-            if len(now) != len(before) or not all(map(operator.is_, now, before)):
-                raise RuntimeError(
-                    f"the parameters of group {g} are not those with which the optimizer was made, "
-                    "and new ones would not be trained; make a new optimizer with all"
-                )
-        for parameter in member.frozen:
-            if parameter.grad is not None:
-                raise RuntimeError(
-                    f"{self._name_of(parameter)} {list(parameter.shape)} was frozen when the optimizer "
-                    "was made and has a gradient; make a new optimizer to train it"
-                )
-        for tensor in member.tensors:
-            if tensor.parameter.requires_grad or tensor.parameter.grad is not None:
-                continue
-            raise RuntimeError(
-                f"{tensor.name} was frozen after the optimizer was made, and its momentum would go "
-                "on to move it; make a new optimizer without it"
-            )
-
-    def _name_of(self, parameter: torch.Tensor) -> str:
-        for g, group in enumerate(self.param_groups):
-            for i, other in enumerate(group["params"]):
-                if other is parameter:
-                    names = group.get("param_names")
-                    return str(names[i]) if names else f"parameter {i} of group {g}"
-        raise AssertionError("the parameter is in no group")
+    def _rates_of_backward(self) -> Optional[List[Rates]]:
+        """Returns None where step() has to join another job first."""
+        return None if self._trains_others() else self._rates()
 
     def _rates(self) -> List[Rates]:
         self._check_groups()

@@ -8,6 +8,7 @@ from signpost import Codec, Options, _abi, world
 from signpost._codec import codec_options
 from signpost.torch._clipping import Clipping, GlobalClipping, OwnClipping
 from signpost.torch._job_optimizer import JobOptimizer, Member, Parameters
+from signpost.torch._state import State
 
 
 def _count(name: str, value: int, least: int, most: int = 2**63 - 1) -> int:
@@ -482,6 +483,9 @@ class ZeroOneAdam(JobOptimizer):
             **codec_options(codec=codec, variance_codec=variance_codec),
             resume_with_other_world_size=resume_with_other_world_size,
         )
+
+    def _why_none_joins(self, state: State) -> Optional[str]:
+        return "0/1 Adam updates the variances of all parameters in the same steps"
 
     def _new_clipping(self, options: Options) -> Optional[Clipping]:
         # Once others exchange nothing any more, who comes back could not join them. To the worker

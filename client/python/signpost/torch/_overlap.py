@@ -31,10 +31,10 @@ class Backward:
         self,
         session: Session,
         tensors: Sequence[TrainedTensor],
-        rates: "weakref.WeakMethod[Callable[[], List[Rates]]]",
+        rates: "weakref.WeakMethod[Callable[[], Optional[List[Rates]]]]",
     ) -> None:
         """`rates` tells those of the step that begins, by a method of what keeps this object, which
-        must not keep that."""
+        must not keep that. None: nothing is sent during this backward pass."""
         self.paused = False
         self._lock = threading.Lock()
         self._session = session
@@ -125,6 +125,8 @@ class Backward:
             if rates_now is None:  # the optimizer goes while a thread of its own computes
                 return
             rates = rates_now()
+            if rates is None:
+                return
             self._session.begin_step(rates)
             self._rates = rates
         self._send(index)

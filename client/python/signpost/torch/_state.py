@@ -17,8 +17,9 @@ this rank saves.
 """
 
 import json
+import operator
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
@@ -53,8 +54,10 @@ class State:
     """The state of one rank after a step."""
 
     description: str  # JSON
-    entries: Dict[torch.Tensor, Entry]  # by parameter
-    aggregator_errors: Dict[torch.Tensor, torch.Tensor]  # this rank's share; one-dimensional
+    parameters: List[torch.Tensor]  # of the job that was saved, by their index there
+    # Of those that are trained, by parameter. The share of this rank is one-dimensional.
+    entries: Dict[torch.Tensor, Entry] = field(default_factory=dict)
+    aggregator_errors: Dict[torch.Tensor, torch.Tensor] = field(default_factory=dict)
 
     @cached_property
     def _described(self) -> Dict[str, Any]:
@@ -64,6 +67,12 @@ class State:
     @property
     def steps(self) -> int:
         return int(self._described.get("step", 0))
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the variance has been frozen, or is in the next step."""
+        freeze_step = int(self._described.get("schedule", {}).get("freezeStep", 0))
+        return 0 < freeze_step <= self.steps
 
     @property
     def is_synchronised(self) -> bool:
@@ -84,25 +93,71 @@ class State:
 
 def state_of(saved: SavedState, tensors: Sequence[TrainedTensor], names: Sequence[str]) -> State:
     """Returns what a rank has saved of these tensors, with copies of the fields of these names."""
-    state = State(saved.description(), {}, {})
-    step = float(state.steps)
+    state = State(saved.description(), [tensor.parameter for tensor in tensors])
     for index, tensor in enumerate(tensors):
-        entry = {"step": torch.tensor(step, dtype=torch.float32)}
-        for name in names:
-            entry[name] = _read(saved, index, name).view(tensor.values.shape)
-        if tensor.has_master:
-            entry["master"] = _read(saved, index, "master").view(tensor.values.shape)
-        state.entries[tensor.parameter] = entry
-        share = _read(saved, index, "aggregator_error")
+        state.entries[tensor.parameter] = _entry(saved, index, tensor, names, state.steps)
+        share = _read(saved, index, _FIELDS["aggregator_error"])
         if share.numel() > 0:
             state.aggregator_errors[tensor.parameter] = share
     return state
 
 
-def _read(saved: SavedState, index: int, name: str) -> torch.Tensor:
-    numbers = torch.empty(saved.elements(index, _FIELDS[name]), dtype=torch.float32, device="cpu")
-    saved.write(index, _FIELDS[name], Numbers(numbers.data_ptr(), numbers.numel()))
+def state_for_others(
+    saved: SavedState, tensors: Sequence[TrainedTensor], names: Sequence[str]
+) -> State:
+    """Returns the same for a job that trains other tensors, too, or fewer: its aggregators begin without
+    errors, and the ranks' errors have what those had."""
+    state = State(saved.description(), [tensor.parameter for tensor in tensors])
+    for index, tensor in enumerate(tensors):
+        entry = _entry(saved, index, tensor, names, state.steps)
+        entry["error"] = _read(saved, index, _state.WHOLE_ERROR).view(tensor.values.shape)
+        state.entries[tensor.parameter] = entry
+    return state
+
+
+def _entry(
+    saved: SavedState, index: int, tensor: TrainedTensor, names: Sequence[str], steps: int
+) -> Entry:
+    entry = {"step": torch.tensor(float(steps), dtype=torch.float32)}
+    for name in [*names, "master"] if tensor.has_master else names:
+        entry[name] = _read(saved, index, _FIELDS[name]).view(tensor.values.shape)
+    return entry
+
+
+def _read(saved: SavedState, index: int, field: int) -> torch.Tensor:
+    numbers = torch.empty(saved.elements(index, field), dtype=torch.float32, device="cpu")
+    saved.write(index, field, Numbers(numbers.data_ptr(), numbers.numel()))
     return numbers
+
+
+def with_tensors(state: State, tensors: Sequence[TrainedTensor]) -> State:
+    """Returns the state of a job that trains these tensors. What is not in `state` begins anew, as if
+    the step that comes were its first."""
+    indices = {parameter: index for index, parameter in enumerate(state.parameters)}
+    parameters = [tensor.parameter for tensor in tensors]
+    if len(parameters) == len(indices) and all(map(operator.is_, parameters, indices)):
+        return state
+    description = json.loads(state.description)
+    scales = {int(scale.get("tensor", 0)): scale for scale in description.get("scales", [])}
+    epsilons = description.get("frozenEpsilons", [])
+    # TensorScale in proto/aggregator.proto: what a job knows of a tensor.
+    new = {"ratio": 1.0, "factor": 1.0, "firstStep": str(state.steps)}
+    old = {"ratio": 1.0, "factor": 1.0}
+    description["scales"] = [
+        {**(scales.get(indices[p], old) if p in indices else new), "tensor": index}
+        for index, p in enumerate(parameters)
+    ]
+    if epsilons:
+        # Any will do for the new ones, whose variance is zero.
+        description["frozenEpsilons"] = [epsilons[indices.get(p, 0)] for p in parameters]
+    entries = {p: state.entries.get(p, {}) for p in parameters}
+    return replace(
+        state,
+        description=json.dumps(description),
+        parameters=parameters,
+        entries=entries,
+        aggregator_errors={},
+    )
 
 
 def is_same(a: State, b: State) -> bool:
@@ -138,17 +193,19 @@ def to_state_dict(
 def from_state_dict(
     state_dict: Mapping[str, Any],
     description: Any,
-    tensors: Mapping[Any, TrainedTensor],
+    parameters: Mapping[Any, torch.Tensor],
+    tensors: Sequence[TrainedTensor],
     names: Sequence[str],
     world: World,
 ) -> State:
     """Returns what a state_dict() has of these tensors for this rank.
 
     What this rank alone has is zero where the file lacks it, as one does that rank 0 has saved for
-    all: then compression has left something out that is never sent, and a warning says so.
+    all: then compression has left something out that is never sent, and a warning says so. Another one
+    names tensors of which the file has nothing, such as those that were frozen when it was saved.
 
     Args:
-        tensors: by what state_dict calls their parameters.
+        parameters: of all groups, by what state_dict calls them, in its order.
         names: of the fields that the optimizer has.
 
     Raises:
@@ -156,7 +213,8 @@ def from_state_dict(
             is missing, of another shape or of another type.
         FailedPreconditionError: it is of another number of ranks.
     """
-    state = State(_checked(description), {}, {})
+    in_file: Mapping[Any, Mapping[str, Any]] = state_dict["state"]
+    state = State(_checked(description), [p for key, p in parameters.items() if in_file.get(key)])
     rank, workers = state.worker(world)
     if state.workers != workers:
         raise FailedPreconditionError(
@@ -165,9 +223,13 @@ def from_state_dict(
             code=9,
             exit_code=76,
         )
-    lost = []  # names of parameters
-    for key, tensor in tensors.items():
-        file: Mapping[str, Any] = state_dict["state"].get(key, {})
+    keys = {parameter: key for key, parameter in parameters.items()}
+    new, lost = [], []  # names of parameters
+    for tensor in tensors:
+        file = in_file.get(keys[tensor.parameter], {})
+        if not file:
+            new.append(tensor.name)
+            continue
         wanted = list(names) + (["master"] if tensor.has_master else [])
         entry: Entry = {"step": torch.tensor(float(state.steps), dtype=torch.float32)}
         for name in wanted:
@@ -184,6 +246,14 @@ def from_state_dict(
             state.aggregator_errors[tensor.parameter] = (
                 share.detach().to("cpu", torch.float32).contiguous()
             )
+    if not state.entries:
+        raise ValueError(f"the state that is loaded has nothing of {new[0]}")
+    if new:
+        warnings.warn(
+            f"the state that is loaded has nothing of {new[0]} and {len(new) - 1} other parameters that "
+            "are trained: they begin anew",
+            stacklevel=4,
+        )
     if lost:
         warnings.warn(
             f"the state that is loaded has no error of rank {rank}, only of other ranks: what "
@@ -210,8 +280,6 @@ def _in_place_of(
     name: str, file: Mapping[str, Any], tensor: TrainedTensor, is_synchronised: bool, rank: int
 ) -> Any:
     """Returns what stands for a field that the file lacks."""
-    if not file:
-        raise ValueError(f"the state that is loaded has nothing of {tensor.name}")
     if name not in _OWN:
         raise ValueError(f"the state that is loaded has no {name} of {tensor.name}")
     if name.startswith("local_") and not is_synchronised:

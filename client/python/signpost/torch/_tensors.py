@@ -1,7 +1,7 @@
 """What a session trains in the place of a model's parameters."""
 
 from collections import Counter
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -198,9 +198,19 @@ class Zeros:
         return self._memory
 
 
-def trained_tensors(groups: Iterable[Dict[str, Any]]) -> List[TrainedTensor]:
-    """Returns those of the parameters that a job trains: not the frozen and the empty ones, and a
-    parameter that is there more than once, once.
+def to_train(groups: Sequence[Dict[str, Any]]) -> Dict[torch.Tensor, Tuple[int, int]]:
+    """Returns those of the parameters that a job trains, with group and place there: not the frozen and
+    the empty ones, and a parameter that is there more than once, once."""
+    places: Dict[torch.Tensor, Tuple[int, int]] = {}  # by identity, as tensors hash
+    for g, group in enumerate(groups):
+        for i, parameter in enumerate(group["params"]):
+            if parameter.requires_grad and parameter.numel() > 0:
+                places[parameter] = (g, i)
+    return places
+
+
+def trained_tensors(groups: Sequence[Dict[str, Any]]) -> List[TrainedTensor]:
+    """Returns what a job trains in the place of to_train()'s parameters, in that order.
 
     A parameter has the name that its group's "param_names" gives it. Without one, or where others
     have the same name, as those of two models may, its place in the groups tells it apart.
@@ -210,13 +220,10 @@ def trained_tensors(groups: Iterable[Dict[str, Any]]) -> List[TrainedTensor]:
             same place.
         ValueError: names one whose elements share memory, or two that do.
     """
-    places: Dict[torch.Tensor, Tuple[int, int]] = {}  # by identity, as tensors hash
     names: Dict[torch.Tensor, str] = {}
-    for g, group in enumerate(groups):
+    for group in groups:
         names.update(zip(group["params"], map(str, group.get("param_names", ()))))
-        for i, parameter in enumerate(group["params"]):
-            if parameter.requires_grad and parameter.numel() > 0:
-                places[parameter] = (g, i)
+    places = to_train(groups)
     times = Counter(names[parameter] for parameter in places if parameter in names)
     tensors = []
     for parameter, (g, i) in places.items():
