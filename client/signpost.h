@@ -350,7 +350,8 @@ enum {
 #define SIGNPOST_FIELDS 8
 /* Only read: this rank's error, plus the number of ranks times those elements of the aggregators'
  * errors that it saves. A job with other tensors goes on from it: its aggregators begin without
- * errors. */
+ * errors. For that job "scales" and "frozenEpsilons" in the description are rewritten, which have an
+ * element for each tensor. */
 #define SIGNPOST_FIELD_WHOLE_ERROR 8
 
 typedef struct {

@@ -376,9 +376,12 @@ void OneBitAdam::LookAtVariance(uint64_t step) {
   // Where the freeze step is given one of the looks is there.
   const uint64_t first = is_auto ? 2 * interval : options_.freeze_step;
   if (step == 0 || step % interval != first % interval) return;
-  double sum = 0;
+  double sum = 0, corrected = 0;
   for (uint32_t tensor = 0; tensor < parameters_.size(); ++tensor) {
-    sum += state_->SumOfVariance(tensor);
+    const double of_tensor = state_->SumOfVariance(tensor);
+    sum += of_tensor;
+    const uint64_t steps = step - FirstStep(tensor);
+    if (steps > 0) corrected += of_tensor / (1 - Power(rates_[0].beta2, steps));
   }
   const double before = schedule_.variance_sum();
   schedule_.set_variance_sum(sum);
@@ -386,9 +389,9 @@ void OneBitAdam::LookAtVariance(uint64_t step) {
   const bool rose = schedule_.risen_step() > 0 && schedule_.risen_step() + memory > step;
   // Tensors that have joined late want as many steps.
   if (step < YoungestStep() + first || (is_auto && rose)) return;
-  if (!VarianceFits(sum, before, rates_[0].beta2, step, std::min(step, interval))) return;
+  if (!VarianceFits(sum, before, corrected, rates_[0].beta2, std::min(step, interval))) return;
   schedule_.set_freeze_step(step);
-  if (Follows()) VariancePlan(schedule_).Freeze(step);
+  if (Follows()) VariancePlan(schedule_).Freeze(step, YoungestStep());
 }
 
 void OneBitAdam::PlanRefreshes(uint64_t step) {
@@ -680,9 +683,11 @@ RefreshWeights OneBitAdam::RefreshWeightsOf(uint32_t tensor) const {
 
 float OneBitAdam::FrozenEpsilon(uint32_t tensor) const {
   const uint32_t group = parameters_[tensor].group;
-  // A schedule that came from outside may lack it.
-  const bool is_known = group < static_cast<uint32_t>(schedule_.epsilons_size());
-  return static_cast<float>(is_known ? schedule_.epsilons(group) : rates_[group].epsilon);
+  if (group < static_cast<uint32_t>(schedule_.epsilons_size())) {
+    return static_cast<float>(schedule_.epsilons(group));
+  }
+  // A schedule that came from outside may lack it, also before the first step.
+  return static_cast<float>(group < rates_.size() ? rates_[group].epsilon : GroupRates().epsilon);
 }
 
 std::vector<float> OneBitAdam::FrozenEpsilons() const {

@@ -380,12 +380,26 @@ TEST_P(OneBitAdamTest, ATensorThatJoinsLateHasAdamsFirstSteps) {
   EXPECT_EQ(adam_->Scales()[1].first_step(), 9);
 }
 
+TEST_P(OneBitAdamTest, AFrozenStateWithoutEpsilonsHasTheDefaultBeforeItsFirstStep) {
+  Start({.freeze_step = 4});
+  for (uint64_t step = 0; step < 6; ++step) {
+    FillGradient(step);
+    Step(step, {{}, {}});
+  }
+  OptimizerState state = WithLateBiases(*adam_, kWeights, 0);
+  state.momentum = Momentum();
+  state.schedule.clear_epsilons();
+  Start({.freeze_step = 4});
+  adam_->Restore(std::move(state));
+  EXPECT_EQ(adam_->FrozenEpsilons(), std::vector<float>(2, 1e-8f));
+}
+
 TEST_P(OneBitAdamTest, AFreezeWaitsForATensorThatHasJoinedLate) {
   OptimizerOptions options = kFollowing;
-  options.freeze_step = 36;  // looks at the variance are in steps 36, 68 and 100
-  for (const uint64_t joined : {0, 34}) {
+  options.freeze_step = 150;  // looks at the variance are in steps 150, 182, 214 and so on
+  for (const uint64_t joined : {0, 134}) {
     Start(options);
-    for (uint64_t step = 0; step < 34; ++step) {
+    for (uint64_t step = 0; step < 134; ++step) {
       FillGradient(step);
       Step(step, {{}, {}});
     }
@@ -393,11 +407,16 @@ TEST_P(OneBitAdamTest, AFreezeWaitsForATensorThatHasJoinedLate) {
     state.momentum = Momentum();
     Start(options);
     adam_->Restore(std::move(state));
-    for (uint64_t step = 34; step < 101; ++step) {
+    const uint64_t freeze_step = joined == 0 ? 150 : 310;  // 134 + 150 is no look
+    for (uint64_t step = 134; step <= freeze_step; ++step) {
       FillGradient(step);
+      // Most of the sum of variances is theirs. Joined late they are no growth of the gradients.
+      const float scale = joined == 0 ? 1 : 30;
+      for (size_t i = kWeights; i < gradient_.size(); ++i) gradient_[i] *= scale;
       Step(step, {{}, {}});
     }
-    EXPECT_EQ(adam_->schedule().freeze_step(), joined == 0 ? 36 : 100);
+    EXPECT_EQ(adam_->schedule().freeze_step(), freeze_step);
+    EXPECT_EQ(adam_->schedule().refresh_step(), freeze_step + (freeze_step - joined) / 4);
   }
 }
 

@@ -79,8 +79,9 @@ struct StateOwner {
 // each tensor. Names of tensors are the owner's. With the description and the fields of a SavedState
 // the optimizer goes on with the same bits. With an epsilon far below 1e-12, the least that is
 // tested, a frozen variance may be the nearest instead.
-//   INVALID_ARGUMENT     the rank is not below world_size, the description is none, or a field has
-//                        another number of elements than its tensor, which is named
+//   INVALID_ARGUMENT     the rank is not below world_size, the description is none or has
+//                        frozen_epsilons of another number of tensors, or a field has another number
+//                        of elements than its tensor, which is named
 //   FAILED_PRECONDITION  the description is of another number of ranks
 absl::StatusOr<std::string> MakeState(absl::string_view description, const StateOwner& owner,
                                       absl::Span<const TensorFields> numbers);

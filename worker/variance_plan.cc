@@ -17,11 +17,10 @@ uint64_t LookInterval(double beta2) {
   return std::clamp<uint64_t>(std::llround(1 / (1 - beta2)), 1, kMostBetweenLooks);
 }
 
-bool VarianceFits(double sum, double sum_before, double beta2, uint64_t step, uint64_t steps) {
+bool VarianceFits(double sum, double sum_before, double corrected, double beta2, uint64_t steps) {
   if (!(sum > 0) || !std::isfinite(sum)) return false;
   const double kept = Power(beta2, steps);
   const double recent = (sum - kept * sum_before) / (1 - kept);
-  const double corrected = sum / (1 - Power(beta2, step));
   return recent >= kLeastFit * corrected && recent <= kMostFit * corrected;
 }
 
@@ -32,9 +31,9 @@ RefreshWeights WeightsOfRefresh(double beta2, uint64_t steps_before, uint64_t st
   return {faded * before / after, (1 - faded) / after};
 }
 
-void VariancePlan::Freeze(uint64_t step) {
+void VariancePlan::Freeze(uint64_t step, uint64_t youngest) {
   schedule_.set_refreshed_step(step);
-  PlanNext(step, /*youngest=*/0);
+  PlanNext(step, youngest);
 }
 
 // Refreshes are further and further apart: the next one is after a quarter of the steps so far, or

@@ -17,9 +17,9 @@ uint64_t LookInterval(double beta2);
 // Returns whether the variance at `step` fits the gradients since the last look: their mean square
 // is between 1/16 of the bias-corrected variance and 3/2 of it. Smaller: the gradients have shrunk
 // and the variance remembers others. Larger: they grow. `sum` and `sum_before` are the sums of the
-// uncorrected variances at `step` and at the last look, `steps` before; sum_before is 0 where there
-// was none.
-bool VarianceFits(double sum, double sum_before, double beta2, uint64_t step, uint64_t steps);
+// uncorrected variances now and at the last look, `steps` before, and `corrected` is that of the
+// corrected ones now. sum_before is 0 where there was no look.
+bool VarianceFits(double sum, double sum_before, double corrected, double beta2, uint64_t steps);
 
 // The share of the old variance, and of a squared gradient, in a refreshed one. Together they
 // are 1.
@@ -53,8 +53,8 @@ class VariancePlan {
   // `schedule` must stay.
   explicit VariancePlan(Schedule& schedule) : schedule_(schedule) {}
 
-  // Starts the plan: the variance is frozen before `step`.
-  void Freeze(uint64_t step);
+  // Starts the plan: the variance is frozen before `step`. `youngest` as BeginStep's.
+  void Freeze(uint64_t step, uint64_t youngest = 0);
   // Brings the plan to `step`. Callers do so at the begin of each step after the freeze, in order.
   // `fits`: the variance does. `youngest`: the largest first step of a tensor that has a variance.
   void BeginStep(uint64_t step, bool fits, uint64_t youngest);

@@ -6,6 +6,7 @@
 
 #include "gtest/gtest.h"
 #include "proto/aggregator.pb.h"
+#include "worker/power.h"
 
 namespace signpost {
 namespace {
@@ -25,7 +26,8 @@ TEST(VarianceFits, TellsWhetherTheLastGradientsAreThoseOfTheVariance) {
     std::vector<double> squares(96, 1.0);
     const double before = SumAfter(squares, kBeta2);
     squares.insert(squares.end(), 32, recent);
-    return VarianceFits(SumAfter(squares, kBeta2), before, kBeta2, squares.size(), 32);
+    const double sum = SumAfter(squares, kBeta2);
+    return VarianceFits(sum, before, sum / (1 - Power(kBeta2, squares.size())), kBeta2, 32);
   };
   EXPECT_TRUE(fits(1));
   EXPECT_TRUE(fits(0.1));
@@ -33,10 +35,10 @@ TEST(VarianceFits, TellsWhetherTheLastGradientsAreThoseOfTheVariance) {
   EXPECT_FALSE(fits(1e-3)) << "gradients have vanished since";
   EXPECT_FALSE(fits(0));
   EXPECT_FALSE(fits(1000)) << "they explode";
-  EXPECT_FALSE(VarianceFits(/*sum=*/0, 0, kBeta2, 32, 32)) << "no gradient has counted";
-  EXPECT_FALSE(VarianceFits(INFINITY, 1, kBeta2, 64, 32));
-  EXPECT_FALSE(VarianceFits(NAN, 1, kBeta2, 64, 32));
-  EXPECT_TRUE(VarianceFits(1e-3, 0, kBeta2, 7, 7)) << "there was no look before";
+  EXPECT_FALSE(VarianceFits(/*sum=*/0, 0, 0, kBeta2, 32)) << "no gradient has counted";
+  EXPECT_FALSE(VarianceFits(INFINITY, 1, INFINITY, kBeta2, 32));
+  EXPECT_FALSE(VarianceFits(NAN, 1, NAN, kBeta2, 32));
+  EXPECT_TRUE(VarianceFits(1e-3, 0, 1e-3 / (1 - Power(kBeta2, 7)), kBeta2, 7)) << "there was no look before";
 }
 
 TEST(VarianceFits, LooksAsOftenAsTheVarianceForgets) {

@@ -46,9 +46,9 @@ def main():
     # The second step is the first in one bit, and takes a buffer for it.
     ours = signpost.OneBitAdam(parameters_of(arguments), weight_decay=0.01, freeze_step=1)
     optimizers = {"OneBitAdam": ours}
-    for foreach in (True, False):
-        theirs = torch.optim.AdamW(parameters_of(arguments), weight_decay=0.01, foreach=foreach)
-        optimizers[f"AdamW(foreach={foreach})"] = theirs
+    for way in ("fused", "foreach"):
+        theirs = torch.optim.AdamW(parameters_of(arguments), weight_decay=0.01, **{way: True})
+        optimizers[f"AdamW({way}=True)"] = theirs
     times = {name: [] for name in optimizers}
     for step in range(3 + arguments.steps):
         for name, optimizer in optimizers.items():

@@ -53,8 +53,8 @@ from signpost.torch._state import (
     DESCRIPTION,
     State,
     from_state_dict,
+    has_in_order,
     is_same,
-    state_for_others,
     state_of,
     to_resume,
     to_state_dict,
@@ -308,8 +308,8 @@ class JobOptimizer(torch.optim.Optimizer):
                 with a node's worker, and between synchronisations (what is written through `.data`
                 or NumPy is not seen, and lost there); with overlap, gradients or rates
                 are not those of the backward pass any more.
-            ValueError: a group's lr, weight decay, betas or eps are no numbers or out of range.
-                Nothing was sent.
+            ValueError: a group's lr, weight decay, betas or eps are no numbers or out of range, or
+                all parameters are frozen. Nothing was sent.
         """
         loss = None
         if closure is not None:
@@ -395,7 +395,8 @@ class JobOptimizer(torch.optim.Optimizer):
         with what was loaded, which must then be of the same step on all ranks, and leaves the one before.
         A state that is the present one changes nothing.
         Parameters are not part of the state, as in torch.optim: the program loads its model, before or after.
-        Those of which the state has nothing begin anew. Between two synchronisations of ZeroOneAdam they are, as ranks have different ones.
+        Between two synchronisations of ZeroOneAdam they are, as ranks have different ones. A warning names
+        parameters that are trained and of which the state has nothing: they begin anew.
 
         Raises:
             ValueError: it is no state of an optimizer of Signpost, or of another model. Nothing has
@@ -426,11 +427,11 @@ class JobOptimizer(torch.optim.Optimizer):
         description = groups[0].pop(DESCRIPTION, None) if groups else None
         saved = chain.from_iterable(group["params"] for group in loading.state_dict["param_groups"])
         now = chain.from_iterable(group["params"] for group in self.param_groups)
-        tensors = trained_tensors(self.param_groups)
+        keys = dict(zip(now, saved))
+        in_file = {p for p, key in keys.items() if loading.state_dict["state"].get(key)}
+        tensors = {keys[t.parameter]: t for t in trained_tensors(self.param_groups, also=in_file)}
         fields = self._state_fields
-        state = from_state_dict(
-            loading.state_dict, description, dict(zip(saved, now)), tensors, fields, world()
-        )
+        state = from_state_dict(loading.state_dict, description, tensors, fields, world())
         progress, member = self._progress_of_original(), self._member()
         if self._is_where(state):
             return
@@ -443,17 +444,17 @@ class JobOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Adds a group of parameters, as torch.optim.Optimizer's does. All ranks call it after the same step.
 
-        Their values are the same on all ranks, as from one seed. The next step() trains them, in a
-        new job that the ranks join with all that the one before had: parameters that are there
-        already go on as if nothing had happened, and new ones take Adam's first steps. Likewise for
-        parameters whose requires_grad becomes True (thawing). Those that are frozen take part no
-        more, and what the optimizer had of them goes.
+        Their values are the same on all ranks, as from one seed. The next step() or checkpoint() joins
+        a new job, which has all that the one before had: momentum, variance and errors of the other
+        parameters stay. docs/pytorch.md says when new ones begin to move. It is the same for parameters
+        whose requires_grad becomes True (thawing). Those of which it becomes False take part no more,
+        and what the optimizer had of them is dropped.
 
         Raises:
             TypeError, ValueError: as from the constructor. Nothing has changed.
-            RuntimeError: from the next step(), which sends nothing: the variance is frozen, and new
-                parameters would have none. Only OneBitAdam and OneBitLamb with
-                variance_refresh_interval="auto" can train them then.
+            RuntimeError: raised by the next step(), which sends nothing: they cannot be trained.
+                ZeroOneAdam takes none; nor do others once the variance is frozen, unless it follows
+                (variance_refresh_interval="auto").
         """
         _of_pytorch("add_param_group")(self, param_group)
         if self._progress_of_original().member is None:  # the constructor adds its own
@@ -527,20 +528,18 @@ class JobOptimizer(torch.optim.Optimizer):
                 "parameters were added, thawed or frozen while the backward pass was sending gradients; "
                 "with overlap=True do that before backward()"
             )
-        self._take_changes(member)
-        saved = member.session.save_state_in_parts()
-        state = state_for_others(saved, member.tensors, self._state_fields)
+        state = self._state_of_member()
         self._check_others(state, trained_tensors(self.param_groups))
         return _Loaded(world().next_job(self._name), state)
 
     def _check_others(self, state: State, tensors: List[TrainedTensor]) -> None:
         """Refuses tensors that cannot be trained from a state that has nothing of them."""
-        if not state.is_synchronised and len(state.parameters) != len(tensors):
+        if not state.is_synchronised and len(state.entries) != len(tensors):
             raise RuntimeError(
                 "parameters were added, thawed or frozen between two synchronisations: do that after a "
                 "step with is_synchronised"
             )
-        new = [tensor.name for tensor in tensors if not state.entries.get(tensor.parameter)]
+        new = [tensor.name for tensor in tensors if tensor.parameter not in state.entries]
         why = self._why_none_joins(state)
         if new and why is not None:
             raise RuntimeError(
@@ -554,10 +553,21 @@ class JobOptimizer(torch.optim.Optimizer):
             return "the variance was frozen before, so it would have none"
         return None
 
+    def _with_tensors(self, state: State, tensors: List[TrainedTensor]) -> State:
+        """Returns the state of a job that trains these."""
+        epsilons = [float(group["eps"]) for group in self.param_groups]
+        return with_tensors(state, tensors, self._state_fields, epsilons, world())
+
     def _current_state(self) -> State:
+        """Returns the state of the parameters that are to be trained now."""
+        loaded = self._progress_of_original().loaded
+        state = self._state_of_member() if loaded is None else loaded.state
+        if has_in_order(state, to_train(self.param_groups)):
+            return state
+        return self._with_tensors(state, trained_tensors(self.param_groups))
+
+    def _state_of_member(self) -> State:
         progress = self._progress_of_original()
-        if progress.loaded is not None:
-            return progress.loaded.state
         member = self._member()
         # accelerate moves the model to its device, and has this saved and loaded to follow it there.
         if not any(tensor.has_other_device for tensor in member.tensors):
@@ -590,7 +600,7 @@ class JobOptimizer(torch.optim.Optimizer):
             raise ValueError("no parameter requires a gradient; there is nothing to train")
         if state is not None:
             self._check_others(state, tensors)
-            state = with_tensors(state, tensors)
+            state = self._with_tensors(state, tensors)
         for name, value in self._options.items():
             _set(options, name, value)
         if resume is not None:

@@ -19,9 +19,9 @@ this rank saves.
 import json
 import operator
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Collection, Dict, List, Mapping, Sequence, Tuple
 
 import torch
 
@@ -54,10 +54,8 @@ class State:
     """The state of one rank after a step."""
 
     description: str  # JSON
-    parameters: List[torch.Tensor]  # of the job that was saved, by their index there
-    # Of those that are trained, by parameter. The share of this rank is one-dimensional.
-    entries: Dict[torch.Tensor, Entry] = field(default_factory=dict)
-    aggregator_errors: Dict[torch.Tensor, torch.Tensor] = field(default_factory=dict)
+    entries: Dict[torch.Tensor, Entry]  # by parameter, in the order of the job that was saved
+    aggregator_errors: Dict[torch.Tensor, torch.Tensor]  # this rank's share; one-dimensional
 
     @cached_property
     def _described(self) -> Dict[str, Any]:
@@ -93,35 +91,17 @@ class State:
 
 def state_of(saved: SavedState, tensors: Sequence[TrainedTensor], names: Sequence[str]) -> State:
     """Returns what a rank has saved of these tensors, with copies of the fields of these names."""
-    state = State(saved.description(), [tensor.parameter for tensor in tensors])
+    state = State(saved.description(), {}, {})
+    step = float(state.steps)
     for index, tensor in enumerate(tensors):
-        state.entries[tensor.parameter] = _entry(saved, index, tensor, names, state.steps)
+        entry = {"step": torch.tensor(step, dtype=torch.float32)}
+        for name in [*names, "master"] if tensor.has_master else names:
+            entry[name] = _read(saved, index, _FIELDS[name]).view(tensor.values.shape)
+        state.entries[tensor.parameter] = entry
         share = _read(saved, index, _FIELDS["aggregator_error"])
         if share.numel() > 0:
             state.aggregator_errors[tensor.parameter] = share
     return state
-
-
-def state_for_others(
-    saved: SavedState, tensors: Sequence[TrainedTensor], names: Sequence[str]
-) -> State:
-    """Returns the same for a job that trains other tensors, too, or fewer: its aggregators begin without
-    errors, and the ranks' errors have what those had."""
-    state = State(saved.description(), [tensor.parameter for tensor in tensors])
-    for index, tensor in enumerate(tensors):
-        entry = _entry(saved, index, tensor, names, state.steps)
-        entry["error"] = _read(saved, index, _state.WHOLE_ERROR).view(tensor.values.shape)
-        state.entries[tensor.parameter] = entry
-    return state
-
-
-def _entry(
-    saved: SavedState, index: int, tensor: TrainedTensor, names: Sequence[str], steps: int
-) -> Entry:
-    entry = {"step": torch.tensor(float(steps), dtype=torch.float32)}
-    for name in [*names, "master"] if tensor.has_master else names:
-        entry[name] = _read(saved, index, _FIELDS[name]).view(tensor.values.shape)
-    return entry
 
 
 def _read(saved: SavedState, index: int, field: int) -> torch.Tensor:
@@ -130,34 +110,90 @@ def _read(saved: SavedState, index: int, field: int) -> torch.Tensor:
     return numbers
 
 
-def with_tensors(state: State, tensors: Sequence[TrainedTensor]) -> State:
-    """Returns the state of a job that trains these tensors. What is not in `state` begins anew, as if
-    the step that comes were its first."""
-    indices = {parameter: index for index, parameter in enumerate(state.parameters)}
-    parameters = [tensor.parameter for tensor in tensors]
-    if len(parameters) == len(indices) and all(map(operator.is_, parameters, indices)):
-        return state
+def with_tensors(
+    state: State,
+    tensors: Sequence[TrainedTensor],
+    names: Sequence[str],
+    epsilons: Sequence[float],
+    world: World,
+) -> State:
+    """Returns the state of a job that trains these tensors.
+
+    Those that are not in `state` begin anew, as if the step that comes were the job's first. What
+    aggregators had left out goes into the ranks' errors: the new job's have none.
+
+    Args:
+        names: of the fields that the optimizer has.
+        epsilons: of the param groups.
+    """
     description = json.loads(state.description)
-    scales = {int(scale.get("tensor", 0)): scale for scale in description.get("scales", [])}
-    epsilons = description.get("frozenEpsilons", [])
-    # TensorScale in proto/aggregator.proto: what a job knows of a tensor.
-    new = {"ratio": 1.0, "factor": 1.0, "firstStep": str(state.steps)}
-    old = {"ratio": 1.0, "factor": 1.0}
-    description["scales"] = [
-        {**(scales.get(indices[p], old) if p in indices else new), "tensor": index}
-        for index, p in enumerate(parameters)
-    ]
-    if epsilons:
-        # Any will do for the new ones, whose variance is zero.
-        description["frozenEpsilons"] = [epsilons[indices.get(p, 0)] for p in parameters]
-    entries = {p: state.entries.get(p, {}) for p in parameters}
-    return replace(
-        state,
-        description=json.dumps(description),
-        parameters=parameters,
-        entries=entries,
-        aggregator_errors={},
+    was_frozen_with = description.get("frozenEpsilons")
+    if was_frozen_with:
+        # With those the job brings the variance back when it refreshes it.
+        schedule = description.get("schedule", {})
+        frozen = schedule.get("epsilons", [])
+        schedule["epsilons"] = [*frozen, *epsilons[len(frozen) :]]
+        description["frozenEpsilons"] = [schedule["epsilons"][t.group] for t in tensors]
+    if has_in_order(state, [tensor.parameter for tensor in tensors]):
+        if description.get("frozenEpsilons") == was_frozen_with:
+            return state
+        return State(json.dumps(description), state.entries, state.aggregator_errors)
+    _describe_tensors(description, state, tensors)
+    errors = _whole_errors(state, world)
+    others = State(json.dumps(description), {}, {})
+    for tensor in tensors:
+        entry = state.entries.get(tensor.parameter)
+        if entry is None:
+            entry = _new_entry(tensor, names, state.steps)
+        elif tensor.parameter in errors:
+            entry = {**entry, "error": errors[tensor.parameter]}
+        others.entries[tensor.parameter] = entry
+    return others
+
+
+def has_in_order(state: State, parameters: Collection[torch.Tensor]) -> bool:
+    """Returns whether the state is that of these parameters."""
+    return len(parameters) == len(state.entries) and all(
+        map(operator.is_, parameters, state.entries)
     )
+
+
+def _new_entry(tensor: TrainedTensor, names: Sequence[str], steps: int) -> Entry:
+    values = tensor.values.detach().to("cpu", torch.float32)
+    entry = {"step": torch.tensor(float(steps), dtype=torch.float32)}
+    for name in [*names, "master"] if tensor.has_master else names:
+        is_value = _FIELDS[name] in (_state.VALUE, _state.ANCHOR)
+        entry[name] = values.clone() if is_value else torch.zeros_like(values)
+    return entry
+
+
+def _describe_tensors(
+    description: Dict[str, Any], state: State, tensors: Sequence[TrainedTensor]
+) -> None:
+    """Gives the description what it has of each tensor: TensorScale in proto/aggregator.proto."""
+    indices = {parameter: index for index, parameter in enumerate(state.entries)}
+    scales = {int(scale.get("tensor", 0)): scale for scale in description.get("scales", [])}
+    old: Dict[str, Any] = {"ratio": 1.0, "factor": 1.0}
+    new = {**old, "firstStep": str(state.steps)}
+    by_tensor = []
+    for index, tensor in enumerate(tensors):
+        was = indices.get(tensor.parameter)
+        scale = new if was is None else scales.get(was, old)
+        by_tensor.append({**scale, "tensor": index})
+    if scales or any(tensor.parameter not in indices for tensor in tensors):
+        description["scales"] = by_tensor
+
+
+def _whole_errors(state: State, world: World) -> Dict[torch.Tensor, torch.Tensor]:
+    """Returns errors that have those of the aggregators in them, where there are any."""
+    if not state.aggregator_errors:
+        return {}
+    tensors = [TrainedTensor(p, f"tensor {index}", 0) for index, p in enumerate(state.entries)]
+    saved = to_resume(state, tensors, world)
+    return {
+        tensor.parameter: _read(saved, index, _state.WHOLE_ERROR).view(tensor.values.shape)
+        for index, tensor in enumerate(tensors)
+    }
 
 
 def is_same(a: State, b: State) -> bool:
@@ -193,8 +229,7 @@ def to_state_dict(
 def from_state_dict(
     state_dict: Mapping[str, Any],
     description: Any,
-    parameters: Mapping[Any, torch.Tensor],
-    tensors: Sequence[TrainedTensor],
+    tensors: Mapping[Any, TrainedTensor],
     names: Sequence[str],
     world: World,
 ) -> State:
@@ -205,7 +240,7 @@ def from_state_dict(
     names tensors of which the file has nothing, such as those that were frozen when it was saved.
 
     Args:
-        parameters: of all groups, by what state_dict calls them, in its order.
+        tensors: by what state_dict calls their parameters, in its order; of all that could be trained.
         names: of the fields that the optimizer has.
 
     Raises:
@@ -213,8 +248,7 @@ def from_state_dict(
             is missing, of another shape or of another type.
         FailedPreconditionError: it is of another number of ranks.
     """
-    in_file: Mapping[Any, Mapping[str, Any]] = state_dict["state"]
-    state = State(_checked(description), [p for key, p in parameters.items() if in_file.get(key)])
+    state = State(_checked(description), {}, {})
     rank, workers = state.worker(world)
     if state.workers != workers:
         raise FailedPreconditionError(
@@ -223,12 +257,12 @@ def from_state_dict(
             code=9,
             exit_code=76,
         )
-    keys = {parameter: key for key, parameter in parameters.items()}
     new, lost = [], []  # names of parameters
-    for tensor in tensors:
-        file = in_file.get(keys[tensor.parameter], {})
+    for key, tensor in tensors.items():
+        file: Mapping[str, Any] = state_dict["state"].get(key, {})
         if not file:
-            new.append(tensor.name)
+            if tensor.parameter.requires_grad:
+                new.append(tensor.name)
             continue
         wanted = list(names) + (["master"] if tensor.has_master else [])
         entry: Entry = {"step": torch.tensor(float(state.steps), dtype=torch.float32)}

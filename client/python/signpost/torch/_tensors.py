@@ -1,7 +1,7 @@
 """What a session trains in the place of a model's parameters."""
 
 from collections import Counter
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import AbstractSet, Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -198,18 +198,22 @@ class Zeros:
         return self._memory
 
 
-def to_train(groups: Sequence[Dict[str, Any]]) -> Dict[torch.Tensor, Tuple[int, int]]:
-    """Returns those of the parameters that a job trains, with group and place there: not the frozen and
-    the empty ones, and a parameter that is there more than once, once."""
+def to_train(
+    groups: Sequence[Dict[str, Any]], also: AbstractSet[torch.Tensor] = frozenset()
+) -> Dict[torch.Tensor, Tuple[int, int]]:
+    """Returns those of the parameters that a job trains, with group and place there: not the frozen ones,
+    but for `also`, nor the empty ones, and a parameter that is there more than once, once."""
     places: Dict[torch.Tensor, Tuple[int, int]] = {}  # by identity, as tensors hash
     for g, group in enumerate(groups):
         for i, parameter in enumerate(group["params"]):
-            if parameter.requires_grad and parameter.numel() > 0:
+            if (parameter.requires_grad or parameter in also) and parameter.numel() > 0:
                 places[parameter] = (g, i)
     return places
 
 
-def trained_tensors(groups: Sequence[Dict[str, Any]]) -> List[TrainedTensor]:
+def trained_tensors(
+    groups: Sequence[Dict[str, Any]], also: AbstractSet[torch.Tensor] = frozenset()
+) -> List[TrainedTensor]:
     """Returns what a job trains in the place of to_train()'s parameters, in that order.
 
     A parameter has the name that its group's "param_names" gives it. Without one, or where others
@@ -223,7 +227,7 @@ def trained_tensors(groups: Sequence[Dict[str, Any]]) -> List[TrainedTensor]:
     names: Dict[torch.Tensor, str] = {}
     for group in groups:
         names.update(zip(group["params"], map(str, group.get("param_names", ()))))
-    places = to_train(groups)
+    places = to_train(groups, also)
     times = Counter(names[parameter] for parameter in places if parameter in names)
     tensors = []
     for parameter, (g, i) in places.items():
