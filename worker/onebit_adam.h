@@ -201,7 +201,8 @@ class OneBitAdam : public Optimizer {
   // How 0/1 Adam does: the steps that the variance is an average over, when it is frozen, and what
   // errors are multiplied by then.
   virtual uint64_t StepsOfVariance() const { return step_; }
-  // How many steps the job had taken when the tensor joined it, or when it had its first gradient.
+  // Returns how many steps the job had taken before the tensor joined it, or before the tensor's first
+  // gradient where that came after the freeze.
   uint64_t FirstStep(uint32_t tensor) const { return scales_[tensor].first_step(); }
   virtual float ErrorScaleOf(const GroupRates& rates) const;
   // And whether a variance of zero may be that of gradients which a codec has taken for zero.
@@ -298,7 +299,7 @@ class OneBitAdam : public Optimizer {
 
   std::vector<bool> has_error_;  // by chunk; false: all zero
   std::vector<TensorScale> scales_;
-  bool has_late_tensors_ = false;  // that joined behind the job's first step
+  bool has_late_tensors_ = false;  // some have joined after the job's first step
   // By chunk and segment, the sum of squares of the momentum. Empty where it has to be computed.
   std::vector<std::vector<double>> squares_;
   // The means in scales_ are those of the frozen variances (kExact: this worker has frozen them;

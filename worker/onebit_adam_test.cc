@@ -332,7 +332,7 @@ TEST_P(OneBitAdamTest, AFollowingVarianceTakesInATensorsFirstGradient) {
   EXPECT_LT(largest, 3.3f) << "the first update of an element of Adam's is at most that large";
 }
 
-// Resumes the optimizer's own state with biases that join in `step`.
+// Returns the optimizer's state, but for the momentum, with biases that join in `step`.
 OptimizerState WithLateBiases(const OneBitAdam& adam, size_t weights, uint64_t step) {
   OptimizerState state = {.schedule = adam.schedule()};
   const HostFloats error = adam.error(), variance = adam.variance();
@@ -361,7 +361,7 @@ TEST_P(OneBitAdamTest, ATensorThatJoinsLateHasAdamsFirstSteps) {
   Start({.freeze_step = OptimizerOptions::kNever});
   values_ = values;
   adam_->Restore(std::move(state));
-  // What Adam does to the biases alone, from the beginning on, in double precision.
+  // Adam of the biases alone, from its first step on, in double precision.
   std::vector<double> x(values.begin() + kWeights, values.end()), m(kBiases), v(kBiases);
   for (uint64_t step = 9; step < 20; ++step) {
     FillGradient(step);

@@ -38,7 +38,8 @@ TEST(VarianceFits, TellsWhetherTheLastGradientsAreThoseOfTheVariance) {
   EXPECT_FALSE(VarianceFits(/*sum=*/0, 0, 0, kBeta2, 32)) << "no gradient has counted";
   EXPECT_FALSE(VarianceFits(INFINITY, 1, INFINITY, kBeta2, 32));
   EXPECT_FALSE(VarianceFits(NAN, 1, NAN, kBeta2, 32));
-  EXPECT_TRUE(VarianceFits(1e-3, 0, 1e-3 / (1 - Power(kBeta2, 7)), kBeta2, 7)) << "there was no look before";
+  EXPECT_TRUE(VarianceFits(1e-3, 0, 1e-3 / (1 - Power(kBeta2, 7)), kBeta2, 7))
+      << "there was no look before";
 }
 
 TEST(VarianceFits, LooksAsOftenAsTheVarianceForgets) {

@@ -8,7 +8,7 @@ from signpost import _abi
 
 # The library's fields of each tensor (SIGNPOST_FIELD_* in signpost.h), all in fp32.
 VALUE, EXP_AVG, EXP_AVG_SQ, ERROR, AGGREGATOR_ERROR, FRESH_EXP_AVG_SQ, ANCHOR, LOCAL_SUM = range(8)
-WHOLE_ERROR = 8  # only read: the error of a job with other tensors, whose aggregators begin without
+WHOLE_ERROR = 8  # only read: the error for a job with other tensors, in which aggregators have none
 
 
 class Numbers(NamedTuple):

@@ -522,6 +522,8 @@ class JobOptimizer(torch.optim.Optimizer):
         )
 
     def _state_for_others(self) -> "_Loaded":
+        """Returns what to join with where other parameters are to be trained. What cannot be trained is
+        refused here, before a job is taken: the present one can then go on without it."""
         member = self._member()
         if member.backward is not None and member.backward.has_begun:
             raise RuntimeError(

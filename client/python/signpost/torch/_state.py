@@ -68,7 +68,7 @@ class State:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the variance has been frozen, or is in the next step."""
+        """Tells whether the variance has been frozen, or will be in the next step."""
         freeze_step = int(self._described.get("schedule", {}).get("freezeStep", 0))
         return 0 < freeze_step <= self.steps
 
@@ -119,8 +119,8 @@ def with_tensors(
 ) -> State:
     """Returns the state of a job that trains these tensors.
 
-    Those that are not in `state` begin anew, as if the step that comes were the job's first. What
-    aggregators had left out goes into the ranks' errors: the new job's have none.
+    Those that are not in `state` begin anew, as if the next step were the job's first. What
+    aggregators had left out goes into the ranks' errors: the new job's aggregators have none.
 
     Args:
         names: of the fields that the optimizer has.
@@ -129,7 +129,7 @@ def with_tensors(
     description = json.loads(state.description)
     was_frozen_with = description.get("frozenEpsilons")
     if was_frozen_with:
-        # With those the job brings the variance back when it refreshes it.
+        # The job makes variances of inverse denominators with its groups' epsilons.
         schedule = description.get("schedule", {})
         frozen = schedule.get("epsilons", [])
         schedule["epsilons"] = [*frozen, *epsilons[len(frozen) :]]
