@@ -1,8 +1,8 @@
 """Runs the job of gpu_test.py on one rank: `gpu_job.py RANKS`, where RANKS ("02") names those on a GPU.
 
 `gpu_job.py RANKS,RANKS` does it again in the same processes, with other ranks on a GPU. An argument
-behind RANKS is another task: `codec` uses a codec that is a Python class, `dies_once DIRECTORY` is
-job.py's, and `reductions FILE` has no optimizers. FILE must not exist yet.
+behind RANKS is another task: `codec` uses a codec that is a Python class, and `reductions FILE` has no
+optimizers. FILE must not exist yet.
 Where PyTorch finds a GPU, as tests/gpu/run.sh wants, it is used. Otherwise the GPU is simulated.
 """
 
@@ -15,7 +15,7 @@ import signpost.torch as signpost
 import simulated_gpu
 import torch
 import torch.distributed as dist
-from job import dies_once, say, use_small_chunks
+from job import say, use_small_chunks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -135,9 +135,7 @@ def main(placements, task=None, *arguments):
     for ranks in placements.split(","):
         print("placement", ranks, flush=True)
         device = device_for(ranks)
-        if task == "dies_once":
-            dies_once(*arguments)
-        elif task == "reductions":
+        if task == "reductions":
             reduce_all(device, ranks)
             train_with_ddp(device, ranks)
         else:

@@ -154,24 +154,11 @@ def test_a_reduction_puts_its_work_on_the_stream_that_is_current_then(calls, use
         assert calls[-2:] == [("reduction_set_stream", number), "reduce"]
 
 
-def test_ranks_of_a_node_have_the_same_bits_wherever_each_is():
-    wanted = assert_all_are_the_same(run_job(["", "1", "01"], "--per-node", "2"))
-    assert len(wanted) == 30
-    # The node's worker, another process, is on a GPU too.
-    on_gpus = run_job(["01"], "--per-node", "2", "--node-gpu", "0")
-    assert assert_all_are_the_same(on_gpus) == wanted
-
-
-def test_a_node_on_a_gpu_goes_on_with_the_same_bits_when_one_of_its_ranks_has_died(tmp_path):
-    node = ("--per-node", "2", "--worker-restarts", "1")
-    death = {"task": ["dies_once", str(tmp_path)]}
-    [died] = run_job(["01"], *node, "--node-gpu", "0", **death)
-    for of_rank in died:
-        assert of_rank[-2].endswith("begins at step 17")
-    [undisturbed] = run_job([""], *node, **death)
-    assert "begins at step 17" not in undisturbed[0]
-    assert [of_rank[-1] for of_rank in died] == [of_rank[-1] for of_rank in undisturbed]
-    assert died[0][-1] == died[1][-1]
+def test_ranks_of_a_node_have_the_same_bits_on_gpus():
+    """The node's worker is on one too. tests/gpu_node_test.cc has the other placements and a rank's death."""
+    [on_the_cpu] = run_job([""], "--per-node", "2")
+    [on_gpus] = run_job(["01"], "--per-node", "2", "--node-gpu", "0")
+    assert len(assert_all_are_the_same([on_the_cpu, on_gpus])) == 30
 
 
 def test_a_nodes_worker_that_has_lost_its_gpu_ends_and_says_so(tmp_path):
