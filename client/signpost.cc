@@ -164,6 +164,20 @@ absl::StatusOr<SessionOptions> SessionOptionsOf(const signpost_options& options)
         absl::StrCat("gpu is ", options.gpu, ", wanted a GPU, from 0 on, or -1 for the host"));
   }
   if (options.gpu >= 0) session.gpu = options.gpu;
+  session.worker.shards = options.shards;
+  if (options.sum_over_shards != nullptr) {
+    if (options.as_deepspeed != 0 || options.node != nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "sum_over_shards does not go together with ",
+          options.node != nullptr ? "a node's worker, which trains whole tensors"
+                                  : "as_deepspeed, where a tensor has one scale as a whole"));
+    }
+    session.worker.sum_over_shards = [sum = options.sum_over_shards,
+                                      context = options.sum_context](absl::Span<double> numbers) {
+      if (sum(context, numbers.data(), numbers.size()) == 0) return absl::OkStatus();
+      return absl::AbortedError("the sums over the shards of the model have failed");
+    };
+  }
   if (options.codec_library != nullptr) session.worker.codec_library = options.codec_library;
   if (options.codec_options != nullptr) session.worker.codec_options = options.codec_options;
   if (options.resume != nullptr) session.resume = options.resume;
@@ -328,6 +342,7 @@ Parameter ParameterOf(const signpost_parameter& parameter) {
   for (uint64_t size : result.shape) elements *= size;
   result.values = {parameter.values, elements};
   result.group = parameter.group;
+  result.whole_elements = parameter.whole_elements;
   return result;
 }
 
@@ -448,6 +463,7 @@ void signpost_options_init(signpost_options* options) {
   options->exchange_timeout_s = absl::ToDoubleSeconds(session.worker.exchange_timeout);
   options->failure_timeout_s = absl::ToDoubleSeconds(session.failure_timeout.duration());
   options->gpu = -1;
+  options->shards = 1;
   options->block_elements = session.worker.block_elements;
   options->chunk_elements = session.worker.chunk_elements;
   options->threads = 0;
@@ -651,10 +667,11 @@ int signpost_state_field(signpost_state* state, size_t tensor, uint32_t field, f
   return Guard(error, error_size, [&] {
     const absl::StatusOr<const SavedState*> parts = PartsOf(*state);
     if (!parts.ok()) return parts.status();
-    if (tensor >= (*parts)->tensors() || field > SIGNPOST_FIELD_WHOLE_ERROR) {
+    if (tensor >= (*parts)->tensors() || field > SIGNPOST_FIELD_PLACED_AGGREGATOR_ERROR) {
       return absl::InvalidArgumentError(
           absl::StrCat("there is no field ", field, " of tensor ", tensor, ": the state has ",
-                       (*parts)->tensors(), " tensors with ", SIGNPOST_FIELD_WHOLE_ERROR + 1, " fields each"));
+                       (*parts)->tensors(), " tensors with ",
+                       SIGNPOST_FIELD_PLACED_AGGREGATOR_ERROR + 1, " fields each"));
     }
     const size_t wanted = (*parts)->FieldElements(tensor, static_cast<StateField>(field));
     if (values != nullptr && *elements < wanted) {

@@ -50,7 +50,7 @@ enum {
   SIGNPOST_DATA_LOSS = 15,
 };
 
-#define SIGNPOST_ABI 21
+#define SIGNPOST_ABI 22
 #define SIGNPOST_NEVER UINT64_MAX
 #define SIGNPOST_AUTO (UINT64_MAX - 1)
 
@@ -71,6 +71,12 @@ typedef struct signpost_session signpost_session;
 typedef struct signpost_reduction signpost_reduction;
 typedef struct signpost_state signpost_state;
 typedef struct signpost_config signpost_config;
+
+/* Adds `count` numbers up, in place, over the processes that train the other shards of the same
+ * model. Returns 0, or anything else for a failure, which ends the step with code 10, ABORTED. The
+ * thread that is in signpost_join, signpost_step or signpost_begin_step calls it. It must not call
+ * this library. */
+typedef int (*signpost_sum)(void* context, double* numbers, size_t count);
 
 typedef struct {
   const char* aggregators; /* "host:port,host:port", one for each shard, in shard order */
@@ -162,6 +168,14 @@ typedef struct {
    * signpost_join returns. NULL: start anew. */
   const void* resume_state;
   size_t resume_state_bytes;
+  /* The number of shards of each tensor, of which this job trains one (docs/sharding.md). Other
+   * jobs train the others; all these jobs have the same tensors, in the same order, with their
+   * whole_elements, and take their steps together. What an optimizer decides by a tensor, or by all
+   * of them, it decides by the whole ones, for which it needs sum_over_shards. Not with `lamb`,
+   * as_deepspeed, node or min_workers. 1: tensors are whole, and sum_over_shards is NULL. */
+  uint32_t shards;
+  signpost_sum sum_over_shards;
+  void* sum_context;
 } signpost_options;
 
 /* As training computes gradients. Of a parameter on the host they are fp32. */
@@ -178,6 +192,8 @@ typedef struct {
   float* values;          /* product of the sizes; see start_from_rank_0 */
   uint32_t group;         /* index into a step's rates */
   uint32_t gradient_type; /* of all its gradients */
+  /* With shards > 1: the elements of the tensor of which this is a shard. 0: it is whole. */
+  uint64_t whole_elements;
 } signpost_parameter;
 
 /* All of them may change from step to step, alike on all ranks. While the variance is frozen a new
@@ -338,14 +354,16 @@ SIGNPOST_API void signpost_free_state(signpost_state* state); /* NULL is allowed
 
 /* What a saved state has of each tensor, in fp32 numbers. */
 enum {
-  SIGNPOST_FIELD_VALUE = 0,             /* the parameter */
-  SIGNPOST_FIELD_EXP_AVG = 1,           /* the momentum */
-  SIGNPOST_FIELD_EXP_AVG_SQ = 2,        /* the variance */
-  SIGNPOST_FIELD_ERROR = 3,             /* this rank's */
-  SIGNPOST_FIELD_AGGREGATOR_ERROR = 4,  /* the elements of it that this rank saves, perhaps none */
-  SIGNPOST_FIELD_FRESH_EXP_AVG_SQ = 5,  /* with `lamb`; zeros before the freeze step */
-  SIGNPOST_FIELD_ANCHOR = 6,            /* with `zero_one`: the value at the last synchronisation */
-  SIGNPOST_FIELD_LOCAL_SUM = 7,         /* with `zero_one`, this rank's; zeros at a synchronisation */
+  SIGNPOST_FIELD_VALUE = 0,      /* the parameter */
+  SIGNPOST_FIELD_EXP_AVG = 1,    /* the momentum */
+  SIGNPOST_FIELD_EXP_AVG_SQ = 2, /* the variance */
+  SIGNPOST_FIELD_ERROR = 3,      /* this rank's */
+  /* The elements of it that this rank saves, perhaps none. signpost_state_make takes all of a
+   * tensor's, too, and ignores those that other ranks save. */
+  SIGNPOST_FIELD_AGGREGATOR_ERROR = 4,
+  SIGNPOST_FIELD_FRESH_EXP_AVG_SQ = 5, /* with `lamb`; zeros before the freeze step */
+  SIGNPOST_FIELD_ANCHOR = 6,           /* with `zero_one`: the value at the last synchronisation */
+  SIGNPOST_FIELD_LOCAL_SUM = 7, /* with `zero_one`, this rank's; zeros at a synchronisation */
 };
 #define SIGNPOST_FIELDS 8
 /* Only read: this rank's error, plus the number of ranks times those elements of the aggregators'
@@ -353,6 +371,8 @@ enum {
  * errors. For that job "scales" and "frozenEpsilons" in the description are rewritten, which have an
  * element for each tensor. */
 #define SIGNPOST_FIELD_WHOLE_ERROR 8
+/* Only read: SIGNPOST_FIELD_AGGREGATOR_ERROR at its places in the tensor, and zeros elsewhere. */
+#define SIGNPOST_FIELD_PLACED_AGGREGATOR_ERROR 9
 
 typedef struct {
   const float* values; /* NULL: zeros; of SIGNPOST_FIELD_ANCHOR the parameter's values */

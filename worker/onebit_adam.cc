@@ -377,11 +377,11 @@ void OneBitAdam::LookAtVariance(uint64_t step) {
   const uint64_t first = is_auto ? 2 * interval : options_.freeze_step;
   if (step == 0 || step % interval != first % interval) return;
   double sum = 0, corrected = 0;
-  for (uint32_t tensor = 0; tensor < parameters_.size(); ++tensor) {
-    const double of_tensor = state_->SumOfVariance(tensor);
-    sum += of_tensor;
+  const std::vector<double> sums = SumsOfVariance();
+  for (uint32_t tensor = 0; tensor < sums.size(); ++tensor) {
+    sum += sums[tensor];
     const uint64_t steps = step - FirstStep(tensor);
-    if (steps > 0) corrected += of_tensor / (1 - Power(rates_[0].beta2, steps));
+    if (steps > 0) corrected += sums[tensor] / (1 - Power(rates_[0].beta2, steps));
   }
   const double before = schedule_.variance_sum();
   schedule_.set_variance_sum(sum);
@@ -419,9 +419,10 @@ bool OneBitAdam::CheckMomentum(uint64_t steps) {
       squares[layout_.chunks()[c].segments[s].tensor] += squares_[c][s];
     }
   }
+  SumOverShards(absl::MakeSpan(squares));
   bool fits = true;
   for (uint32_t tensor = 0; tensor < squares.size(); ++tensor) {
-    const double momentum = squares[tensor] / parameters_[tensor].values.size();
+    const double momentum = squares[tensor] / WholeElements(tensor);
     uint64_t& steps_beyond = steps_beyond_[tensor];
     // Beside epsilon it moves nothing.
     if (momentum <= std::pow(kLeastMomentum * RatesOfTensor(tensor).epsilon, 2)) {
@@ -462,16 +463,32 @@ void OneBitAdam::SetDiverged(uint32_t tensor) {
 void OneBitAdam::SetMeanVariances(absl::Span<const float> inverse_denominators) {
   means_ = Means::kNear;
   size_t first = 0;
-  for (uint32_t tensor = 0; tensor < scales_.size(); ++tensor) {
+  std::vector<double> sums(scales_.size());
+  for (uint32_t tensor = 0; tensor < sums.size(); ++tensor) {
     const size_t elements = parameters_[tensor].values.size();
     const float epsilon = FrozenEpsilon(tensor);
-    double sum = 0;
     for (const float d : inverse_denominators.subspan(first, elements)) {
-      if (d > 0) sum += std::pow(1.0 / d - epsilon, 2);
+      if (d > 0) sums[tensor] += std::pow(1.0 / d - epsilon, 2);
     }
-    scales_[tensor].set_mean_variance(sum / elements);
     first += elements;
   }
+  SumOverShards(absl::MakeSpan(sums));
+  for (uint32_t tensor = 0; tensor < sums.size(); ++tensor) {
+    scales_[tensor].set_mean_variance(sums[tensor] / WholeElements(tensor));
+  }
+}
+
+std::vector<double> OneBitAdam::SumsOfVariance() {
+  std::vector<double> sums;
+  for (uint32_t tensor = 0; tensor < parameters_.size(); ++tensor) {
+    sums.push_back(state_->SumOfVariance(tensor));
+  }
+  SumOverShards(absl::MakeSpan(sums));
+  return sums;
+}
+
+void OneBitAdam::SumOverShards(absl::Span<double> numbers) {
+  if (sum_over_shards_ != nullptr && sum_failed_.ok()) sum_failed_ = sum_over_shards_(numbers);
 }
 
 void OneBitAdam::NoteMomentum(uint32_t chunk, const Payload& answer) {
@@ -529,6 +546,7 @@ kernels::UpdateRates OneBitAdam::UpdateRatesOf(uint32_t tensor, double learning_
 
 void OneBitAdam::FreezeVariance(bool is_first) {
   means_ = Means::kExact;
+  const std::vector<double> sums = SumsOfVariance();
   std::vector<kernels::FreezeRates> by_tensor;
   for (uint32_t tensor = 0; tensor < parameters_.size(); ++tensor) {
     const Parameter& parameter = parameters_[tensor];
@@ -543,8 +561,7 @@ void OneBitAdam::FreezeVariance(bool is_first) {
     rates.momentum_correction = static_cast<float>(momentum_correction);
     rates.variance_correction = static_cast<float>(variance_correction);
     rates.epsilon = static_cast<float>(group.epsilon);
-    const double mean =
-        state_->SumOfVariance(tensor) / parameter.values.size() * variance_correction;
+    const double mean = sums[tensor] / parameter.WholeElements() * variance_correction;
     rates.floor = FloorOf(mean);
     scales_[tensor].set_mean_variance(mean);
     rates.lifts_zeros = LiftsZeros();

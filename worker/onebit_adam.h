@@ -15,6 +15,7 @@
 #define SIGNPOST_WORKER_ONEBIT_ADAM_H_
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -121,8 +122,18 @@ class OneBitAdam : public Optimizer {
   virtual void Restore(OptimizerState state);
   void SetValues(absl::Span<const float> values);  // of all parameters, in layout order
 
+  // Before anything else: WorkerOptions::sum_over_shards.
+  void SetSumOverShards(std::function<absl::Status(absl::Span<double>)> sum) {
+    sum_over_shards_ = std::move(sum);
+  }
+
   // OUT_OF_RANGE, which names step and tensor, once the training has diverged.
-  absl::Status Check() const override { return diverged_.ok() ? state_->Check() : diverged_; }
+  absl::Status Check() const override {
+    if (!sum_failed_.ok()) return sum_failed_;
+    return diverged_.ok() ? state_->Check() : diverged_;
+  }
+  // The error of sum_over_shards.
+  absl::Status CheckBegun() const override { return sum_failed_; }
   absl::Status SetStream(kernels::cuda::Stream stream) override {
     return state_->SetStream(stream);
   }
@@ -221,6 +232,9 @@ class OneBitAdam : public Optimizer {
   const Layout& layout() const { return layout_; }
   const OptimizerOptions& options() const { return options_; }
   AdamState& state() { return *state_; }
+  // Sums of the variance, by tensor: of the whole one, where this is a shard of it.
+  std::vector<double> SumsOfVariance();
+  uint64_t WholeElements(uint32_t tensor) const { return parameters_[tensor].WholeElements(); }
   Schedule& mutable_schedule() { return schedule_; }
   // The largest update of an element, in learning rates. Without bias correction the first ones
   // are larger: then there is none.
@@ -264,6 +278,8 @@ class OneBitAdam : public Optimizer {
   // At the begin of a step that refreshes: notes tensors whose first gradient may be in it.
   void FindFirstGradients();
   void SetDiverged(uint32_t tensor);
+  // Adds up over all shards of the model, where this is one. Sets sum_failed_ if that fails.
+  void SumOverShards(absl::Span<double> numbers);
   // Sets squares_ of the chunk from its momentum.
   void SetSquares(uint32_t chunk);
   // The least variance at a freeze, of a tensor with that mean.
@@ -307,6 +323,8 @@ class OneBitAdam : public Optimizer {
   enum class Means { kUnknown, kNear, kExact } means_ = Means::kUnknown;
   // By tensor, the steps in a row whose momentum CheckMomentum found far too large.
   std::vector<uint64_t> steps_beyond_;
+  std::function<absl::Status(absl::Span<double>)> sum_over_shards_;
+  absl::Status sum_failed_;
   absl::Status diverged_;
   const std::unique_ptr<AdamState> state_;
 };

@@ -43,6 +43,8 @@ class Optimizer {
   // OK, or what has failed for good: on a GPU, where work goes on after calls return, any of them
   // may find out. Then nothing here is worth anything.
   virtual absl::Status Check() const { return absl::OkStatus(); }
+  // OK, or why BeginStep has failed: nothing of the step may be sent.
+  virtual absl::Status CheckBegun() const { return absl::OkStatus(); }
   // On a GPU: calls put their work on this stream from now on, behind all that is on the one
   // before. INVALID_ARGUMENT, and nothing changes, for one that is not this GPU's.
   virtual absl::Status SetStream(kernels::cuda::Stream) { return absl::OkStatus(); }

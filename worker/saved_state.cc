@@ -110,6 +110,7 @@ std::string SavedState::Description() const {
   description.clear_job();
   description.clear_tensors();
   description.clear_committed_us();
+  description.mutable_options()->clear_parameters_crc32c();  // of this rank's numbers
   description.set_has_fresh_variance(!state_.parameters.fresh_variance.empty());
   std::string json;
   // Converting fails for messages of type Any alone.
@@ -150,19 +151,25 @@ std::vector<float> SavedState::Field(size_t tensor, StateField field) const {
       AddAggregatorErrors(tensor, absl::MakeSpan(error));
       return error;
     }
+    case StateField::kPlacedAggregatorError:
+      return AggregatorErrors(tensor, /*is_placed=*/true);
     case StateField::kAggregatorError:
       break;
   }
-  std::vector<float> errors;
+  return AggregatorErrors(tensor, /*is_placed=*/false);
+}
+
+std::vector<float> SavedState::AggregatorErrors(size_t tensor, bool is_placed) const {
+  std::vector<float> errors(is_placed ? ElementCount(state_.layout.tensors()[tensor]) : 0);
   ForEachSavedSegment(state_.layout, tensor, state_.rank.rank, state_.manifest.world_size(),
                       [&](uint32_t chunk, const Segment& segment) {
+                        const size_t first = is_placed ? segment.tensor_offset : errors.size();
+                        if (!is_placed) errors.resize(first + segment.elements);
                         const auto error = state_.rank.aggregator_errors.find(chunk);
-                        const size_t before = errors.size();
-                        errors.resize(before + segment.elements);
                         if (error == state_.rank.aggregator_errors.end()) return;
                         if (error->second.empty()) return;  // zeros
                         std::copy_n(error->second.begin() + segment.chunk_offset, segment.elements,
-                                    errors.begin() + before);
+                                    errors.begin() + first);
                       });
   return errors;
 }
@@ -277,13 +284,17 @@ absl::StatusOr<std::string> MakeState(absl::string_view description, const State
     size_t wanted = 0;
     const auto count = [&](uint32_t, const Segment& segment) { wanted += segment.elements; };
     ForEachSavedSegment(*layout, t, owner.rank, owner.world_size, count);
-    const absl::Status status = CheckElements(owner.tensors[t], kField, errors.size(), wanted);
-    if (!status.ok()) return status;
-    if (errors.empty()) continue;
+    const bool is_placed = errors.size() == ElementCount(owner.tensors[t]);
+    if (!is_placed) {
+      const absl::Status status = CheckElements(owner.tensors[t], kField, errors.size(), wanted);
+      if (!status.ok()) return status;
+      if (errors.empty()) continue;
+    }
     size_t next = 0;
     ForEachSavedSegment(*layout, t, owner.rank, owner.world_size,
                         [&](uint32_t chunk, const Segment& segment) {
-                          std::copy_n(errors.begin() + next, segment.elements,
+                          const size_t from = is_placed ? segment.tensor_offset : next;
+                          std::copy_n(errors.begin() + from, segment.elements,
                                       rank.aggregator_errors[chunk].begin() + segment.chunk_offset);
                           next += segment.elements;
                         });

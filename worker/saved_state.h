@@ -23,18 +23,22 @@ namespace signpost {
 
 // Fields of a tensor in a saved state, in fp32.
 enum class StateField {
-  kValue = 0,            // the parameter
-  kExpAvg = 1,           // the momentum
-  kExpAvgSq = 2,         // the variance, also where a step has inverse denominators in its place
-  kError = 3,            // the rank's own
-  kAggregatorError = 4,  // those elements of the aggregators' errors that this rank saves
-  kFreshExpAvgSq = 5,    // 1-bit LAMB's second variance; zeros before its freeze step
-  kAnchor = 6,           // 0/1 Adam's value after the last synchronisation
-  kLocalSum = 7,         // 0/1 Adam's, the rank's own; zeros in a step that synchronises
-  // Only read: kError, plus world_size times the elements of kAggregatorError. The mean of these over
-  // all ranks is all that compression has left out. A job with other tensors goes on from it: its
-  // aggregators begin without errors.
+  kValue = 0,     // the parameter
+  kExpAvg = 1,    // the momentum
+  kExpAvgSq = 2,  // the variance, also where a step has inverse denominators in its place
+  kError = 3,     // the rank's own
+  // Those elements of the aggregators' errors that this rank saves. MakeState takes all of a
+  // tensor's, too, and ignores those that others save.
+  kAggregatorError = 4,
+  kFreshExpAvgSq = 5,  // 1-bit LAMB's second variance; zeros before its freeze step
+  kAnchor = 6,         // 0/1 Adam's value after the last synchronisation
+  kLocalSum = 7,       // 0/1 Adam's, the rank's own; zeros in a step that synchronises
+  // Only read: kError, plus world_size times the elements of kAggregatorError. The mean of these
+  // over all ranks is all that compression has left out. A job with other tensors goes on from it:
+  // its aggregators begin without errors.
   kWholeError = 8,
+  // Only read: kAggregatorError at its places in the tensor, and zeros elsewhere.
+  kPlacedAggregatorError = 9,
 };
 inline constexpr size_t kStateFields = 8;  // that MakeState takes
 
@@ -63,6 +67,8 @@ class SavedState {
 
   // Adds world_size times the aggregators' errors that this rank saves to the tensor's error.
   void AddAggregatorErrors(size_t tensor, absl::Span<float> error) const;
+  // The numbers of kAggregatorError, one after the other or at their places.
+  std::vector<float> AggregatorErrors(size_t tensor, bool is_placed) const;
 
   RankState state_;
   std::vector<uint64_t> first_element_;  // by tensor, in layout order

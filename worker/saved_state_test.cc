@@ -154,6 +154,35 @@ TEST_F(SavedStateTest, TheWholeErrorHasTheAggregatorsErrorsOfAllRanks) {
   EXPECT_EQ(state.FieldElements(1, StateField::kWholeError), of_bias.size());
 }
 
+TEST_F(SavedStateTest, TakesAggregatorsErrorsAtTheirPlacesToo) {
+  const SavedState state = *SavedState::Read(State());
+  std::vector<std::array<std::vector<float>, kStateFields>> fields(state.tensors());
+  std::vector<TensorFields> numbers(state.tensors());
+  bool leaves_some_to_others = false;
+  for (size_t t = 0; t < state.tensors(); ++t) {
+    for (size_t f = 0; f < kStateFields; ++f) {
+      const auto field = static_cast<StateField>(f);
+      const bool is_placed = field == StateField::kAggregatorError;
+      fields[t][f] = state.Field(t, is_placed ? StateField::kPlacedAggregatorError : field);
+      numbers[t][f] = fields[t][f];
+    }
+    std::vector<float>& placed = fields[t][static_cast<size_t>(StateField::kAggregatorError)];
+    EXPECT_EQ(placed.size(), state.Field(t, StateField::kValue).size());
+    const std::vector<float> own = state.Field(t, StateField::kAggregatorError);
+    EXPECT_EQ(std::accumulate(placed.begin(), placed.end(), 0.0),
+              std::accumulate(own.begin(), own.end(), 0.0));
+    leaves_some_to_others = leaves_some_to_others || own.size() < placed.size();
+    // What other ranks save is not looked at.
+    for (float& error : placed) error = error == 0 ? 9 : error;
+  }
+  EXPECT_TRUE(leaves_some_to_others);
+  const std::vector<Tensor> tensors = Tensors();
+  const absl::StatusOr<std::string> made =
+      MakeState(state.Description(), {.rank = 1, .world_size = 2, .tensors = tensors}, numbers);
+  ASSERT_TRUE(made.ok()) << made.status();
+  ExpectSameNumbers(*made, State());
+}
+
 TEST_F(SavedStateTest, IsTheSameWhenMadeAgain) { ExpectSameNumbers(Again(State()), State()); }
 
 TEST_F(SavedStateTest, IsTheSameWithAFrozenVariance) {

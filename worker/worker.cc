@@ -105,18 +105,68 @@ absl::Status CheckScales(const WorkerOptions& options, const OptimizerOptions& o
       kMaxTensorScales, tensors));
 }
 
+template <typename Kind>
+std::unique_ptr<OneBitAdam> NewOptimizerOf(const Layout& layout, const OptimizerOptions& optimizer,
+                                           const std::vector<Parameter>& parameters,
+                                           const WorkerOptions& options) {
+  auto kind = std::make_unique<Kind>(layout, optimizer, parameters, options.threads, options.gpu);
+  kind->SetSumOverShards(options.sum_over_shards);
+  return kind;
+}
+
 std::unique_ptr<OneBitAdam> NewOptimizer(const Layout& layout, const OptimizerOptions& optimizer,
                                          const std::vector<Parameter>& parameters,
                                          const WorkerOptions& options) {
-  if (optimizer.lamb) {
-    return std::make_unique<OneBitLamb>(layout, optimizer, parameters, options.threads,
-                                        options.gpu);
-  }
+  if (optimizer.lamb) return NewOptimizerOf<OneBitLamb>(layout, optimizer, parameters, options);
   if (optimizer.zero_one) {
-    return std::make_unique<ZeroOneAdam>(layout, optimizer, parameters, options.threads,
-                                         options.gpu);
+    return NewOptimizerOf<ZeroOneAdam>(layout, optimizer, parameters, options);
   }
-  return std::make_unique<OneBitAdam>(layout, optimizer, parameters, options.threads, options.gpu);
+  return NewOptimizerOf<OneBitAdam>(layout, optimizer, parameters, options);
+}
+
+// Refuses what needs more of the other shards than sums, or needs them at other times than where
+// steps begin.
+absl::Status CheckShards(const WorkerOptions& options, const OptimizerOptions& optimizer,
+                         absl::Span<const Parameter> parameters) {
+  const bool is_sharded = options.shards > 1;
+  if (options.shards == 0 || is_sharded != (options.sum_over_shards != nullptr)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "shards is ", options.shards, " ", options.sum_over_shards != nullptr ? "with" : "without",
+        " sum_over_shards; wanted 1 without it, or more with it"));
+  }
+  for (const Parameter& parameter : parameters) {
+    const size_t least = is_sharded ? parameter.values.size() : 0;
+    const bool fits =
+        is_sharded ? parameter.whole_elements >= least : parameter.whole_elements == 0;
+    if (fits) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "whole_elements of parameter ", parameter.name, " is ", parameter.whole_elements,
+        ", wanted ",
+        is_sharded ? absl::StrCat(least, " or more, for one of ", options.shards, " shards")
+                   : "0 for a tensor without shards"));
+  }
+  if (!is_sharded) return absl::OkStatus();
+  if (optimizer.lamb) {
+    return absl::InvalidArgumentError(
+        "1-bit LAMB does not train shards: its trust ratios are of whole tensors, and known only "
+        "behind the exchange. Use 1-bit Adam");
+  }
+  if (options.min_workers > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("min_workers is ", options.min_workers,
+                     ", but shards of one model are trained in step, so that no worker of one shard "
+                     "can be left behind. Set it to 0"));
+  }
+  return absl::OkStatus();
+}
+
+// Returns chunk_elements that suit one of so many shards of the model, the same for all of them.
+uint32_t ChunkElementsOfShards(const WorkerOptions& options,
+                               absl::Span<const Parameter> parameters) {
+  uint64_t elements = 0;
+  for (const Parameter& parameter : parameters) elements += parameter.WholeElements();
+  return SuitableChunkElements((elements + options.shards - 1) / options.shards,
+                               options.block_elements, options.world_size);
 }
 
 // How long the aggregator has waited for others before it answered.
@@ -163,6 +213,9 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
                                                      const ResumeFrom& resume_from) {
   if (absl::Status status = CheckOptions(optimizer); !status.ok()) return status;
   if (absl::Status status = CheckOptions(options); !status.ok()) return status;
+  if (absl::Status status = CheckShards(options, optimizer, parameters); !status.ok()) {
+    return status;
+  }
   if (channels.empty()) return absl::InvalidArgumentError("no aggregators to join");
 
   absl::StatusOr<WantedJob> wanted =
@@ -171,6 +224,9 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Join(const WorkerOptions& option
   JobOptions& job_options = wanted->options;
   job_options.set_optimizer(DescribeOptions(optimizer));
   job_options.set_state_numbers(StateNumbers(optimizer));
+  if (options.shards > 1 && options.chunk_elements == 0) {
+    job_options.set_chunk_elements(ChunkElementsOfShards(options, parameters));
+  }
   if (absl::Status status = CheckParameters(parameters, options.gpu); !status.ok()) return status;
   if (!options.parameters_may_differ) {
     const absl::StatusOr<uint32_t> crc = Crc32cOf(parameters, options.gpu);
@@ -387,7 +443,7 @@ absl::StatusOr<StepReport> Worker::Step(absl::Span<const Gradient> gradients,
   const trace::Span span(StepEvent(trace::Kind::kStep));
   StepReport report;
   const absl::Status status = TakePart([&] {
-    BeginAt(rates);
+    if (absl::Status begun = BeginAt(rates); !begun.ok()) return begun;
     for (size_t tensor = 0; tensor < gradients.size(); ++tensor) {
       open_step_->AddGradient(tensor, gradients[tensor]);
     }
@@ -411,9 +467,9 @@ absl::Status Worker::BeginStep(absl::Span<const GroupRates> rates) {
   const int64_t begin = trace::IsOn() ? trace::Now() : 0;
   const trace::Span span(StepEvent(trace::Kind::kCall));
   return TakePart([&] {
-    BeginAt(rates);
+    const absl::Status status = BeginAt(rates);
     open_step_->trace_begin = begin;
-    return absl::OkStatus();
+    return status;
   });
 }
 
@@ -469,9 +525,10 @@ absl::StatusOr<StepReport> Worker::FinishStep() {
   return report;
 }
 
-void Worker::BeginAt(absl::Span<const GroupRates> rates) {
+absl::Status Worker::BeginAt(absl::Span<const GroupRates> rates) {
   optimizer_.BeginStep(round_, rates);
   OpenStepWith(rates);
+  return optimizer_.CheckBegun();
 }
 
 void Worker::OpenStepWith(absl::Span<const GroupRates> rates) {

@@ -229,7 +229,8 @@ class Worker {
   // Calls what takes a part of a step. That it failed is remembered, as is that an exception ended
   // it: what it leaves behind is neither a whole step nor none.
   absl::Status TakePart(absl::FunctionRef<absl::Status()> part);
-  void BeginAt(absl::Span<const GroupRates> rates);
+  // Begins the open step. Errors as Optimizer::CheckBegun's.
+  absl::Status BeginAt(absl::Span<const GroupRates> rates);
   // Of a step that the optimizer has begun.
   void OpenStepWith(absl::Span<const GroupRates> rates);
   // Sends what may be sent of the open step, and takes what has come.

@@ -50,6 +50,13 @@ struct WorkerOptions {
   // (signpost_codec.h), which the aggregators need too, and the codec's own options.
   std::string codec_library;
   std::string codec_options;
+  // The number of shards of each tensor, of which this job trains one; other jobs train the others.
+  // All these jobs have the same tensors in the same order, and take their steps together.
+  uint32_t shards = 1;
+  // With shards > 1: adds numbers up, in place, over the processes that train the other shards of
+  // the same model. The optimizer calls it where a step begins, the same number of times for each
+  // shard, so that all shards decide alike, by whole tensors. An error ends the session's steps.
+  std::function<absl::Status(absl::Span<double>)> sum_over_shards;
   // Whether whoever waits in a call is to do so no longer; asked twice a second, by the thread that
   // waits. The call then ends with CANCELLED, and a step that does has failed. Null: nobody is
   // asked. Join does not ask while it waits for other ranks, but before it writes into parameters,

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "proto/codec.h"
 
@@ -111,9 +112,9 @@ void ZeroOneAdam::UpdateFloors() {
   const uint64_t update = steps_.LastUpdate(step() - 1).step;
   if (floors_of_ == update) return;
   floors_of_ = update;
+  const std::vector<double> sums = SumsOfVariance();
   for (uint32_t tensor = 0; tensor < floors_.size(); ++tensor) {
-    const uint64_t elements = ElementCount(layout().tensors()[tensor]);
-    floors_[tensor] = options().variance_floor * state().SumOfVariance(tensor) / elements;
+    floors_[tensor] = options().variance_floor * sums[tensor] / WholeElements(tensor);
   }
 }
 

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Tuple
 
 from signpost._errors import error_of
 
-ABI = 21
+ABI = 22
 AUTO = 2**64 - 2  # SIGNPOST_AUTO
 NEVER = 2**64 - 1
 CODECS = {"fp32": 1, "bf16": 2, "fp16": 11, "int8": 12, "int4": 13, "onebit": 3}
@@ -21,6 +21,10 @@ GRADIENT_TYPES = {"fp32": 0, "bf16": 1, "fp16": 2}
 _CANCELLED = 1
 _LIBRARY = Path(__file__).with_name("libsignpost.so")
 _ERROR_BYTES = 4096
+
+
+# signpost_sum.
+Sum = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(ctypes.c_double), c_size_t)
 
 
 class Options(ctypes.Structure):
@@ -71,6 +75,9 @@ class Options(ctypes.Structure):
         ("resume", c_char_p),
         ("resume_state", c_void_p),
         ("resume_state_bytes", c_size_t),
+        ("shards", c_uint32),
+        ("sum_over_shards", Sum),
+        ("sum_context", c_void_p),
     ]
 
 
@@ -84,6 +91,7 @@ class Parameter(ctypes.Structure):
         ("values", c_void_p),
         ("group", c_uint32),
         ("gradient_type", c_uint32),
+        ("whole_elements", c_uint64),
     ]
 
 

@@ -122,4 +122,4 @@ def check_reduction(codec: Union[str, Codec], op: str) -> None:
 
 def _tensor(name: str, shape: Tuple[int, ...]) -> _abi.Parameter:
     sizes = (ctypes.c_uint64 * len(shape))(*shape)
-    return _abi.Parameter(name.encode(), sizes, len(shape), None, 0)
+    return _abi.Parameter(name.encode(), sizes, len(shape), None, 0, 0, 0)

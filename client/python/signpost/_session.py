@@ -21,6 +21,7 @@ class Parameter:
     owner: object  # keeps that memory
     group: int = 0  # index into a step's rates
     gradient_type: str = "fp32"  # of all its gradients; on a GPU "bf16" and "fp16" too
+    whole_elements: int = 0  # of the tensor of which this is a shard; 0: it is whole
 
 
 @dataclass(frozen=True)
@@ -300,6 +301,7 @@ def _parameter(parameter: Parameter) -> _abi.Parameter:
         parameter.address,
         parameter.group,
         _abi.GRADIENT_TYPES[parameter.gradient_type],
+        parameter.whole_elements,
     )
 
 

@@ -8,7 +8,9 @@ from signpost import _abi
 
 # The library's fields of each tensor (SIGNPOST_FIELD_* in signpost.h), all in fp32.
 VALUE, EXP_AVG, EXP_AVG_SQ, ERROR, AGGREGATOR_ERROR, FRESH_EXP_AVG_SQ, ANCHOR, LOCAL_SUM = range(8)
-WHOLE_ERROR = 8  # only read: the error for a job with other tensors, in which aggregators have none
+# Only read: the error for a job with other tensors, in which aggregators have none; and
+# AGGREGATOR_ERROR at its places in the tensor, and zeros elsewhere.
+WHOLE_ERROR, PLACED_AGGREGATOR_ERROR = 8, 9
 
 
 class Numbers(NamedTuple):
@@ -73,7 +75,7 @@ def make_state(
     numbers = (_abi.Numbers * (_abi.FIELDS * len(tensors)))()
     for index, (name, shape) in enumerate(tensors):
         sizes = (ctypes.c_uint64 * len(shape))(*shape)
-        parameters[index] = _abi.Parameter(name.encode(), sizes, len(shape), None, 0, 0)
+        parameters[index] = _abi.Parameter(name.encode(), sizes, len(shape), None, 0, 0, 0)
         for field, (address, elements) in fields[index].items():
             numbers[index * _abi.FIELDS + field] = _abi.Numbers(address, elements)
     handle = ctypes.c_void_p()

@@ -1,5 +1,6 @@
 """The rank and the job of this process."""
 
+import copy
 import ctypes
 import math
 import os
@@ -79,6 +80,12 @@ class World:
         options.job = job.encode()
         options.start_from_rank_0 = 1
         return options
+
+    def among(self, rank: int, world_size: int) -> "World":
+        """Returns this process's rank among fewer, that share a job of their own."""
+        other = copy.copy(self)
+        other.rank, other.world_size = rank, world_size
+        return other
 
     def options(self) -> _abi.Options:
         """Options of which the job is the training job itself: what reductions are named after."""

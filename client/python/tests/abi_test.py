@@ -19,6 +19,7 @@ C_TYPES = {
     ctypes.c_int32: "int32_t",
     ctypes.c_uint32: "uint32_t",
     ctypes.c_void_p: "pointer",
+    _abi.Sum: "signpost_sum",
     ctypes.POINTER(ctypes.c_uint64): "const uint64_t*",
 }
 C_TYPES_OF_8_BYTES = {"size_t", "uint64_t"}  # one type for ctypes
@@ -42,7 +43,7 @@ def header_fields(struct):
 )
 def test_struct_has_the_fields_of_the_header_in_their_order(struct, mirror):
     def same(c_type):
-        if c_type in ("float*", "const void*"):
+        if c_type in ("float*", "void*", "const void*"):
             return "pointer"
         return "8 bytes" if c_type in C_TYPES_OF_8_BYTES else c_type
 

@@ -32,6 +32,8 @@ NOT_IN_FILES = {
     "resume",
     "resume_with_other_world_size",
     "overlap",
+    "replicate_mesh",
+    "shard_mesh",
     "name",
     "foreach",
     "capturable",

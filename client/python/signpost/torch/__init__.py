@@ -36,6 +36,7 @@ from signpost import (
 from signpost.torch._all_reduce import all_reduce
 from signpost.torch._ddp_hook import DdpHookState, ddp_hook
 from signpost.torch._from_config import optimizer
+from signpost.torch._fsdp_hook import fsdp_hook
 from signpost.torch._misuse import local_gradients
 from signpost.torch._optimizer import Adam, OneBitAdam, OneBitLamb, ZeroOneAdam
 from signpost.torch._schedules import scheduler
@@ -54,6 +55,7 @@ __all__ = [
     "all_reduce",
     "checkpoint_step",
     "ddp_hook",
+    "fsdp_hook",
     "has_checkpoint",
     "init",
     "is_initialized",

@@ -6,6 +6,7 @@ from typing import List, Optional, Protocol, Sequence
 import torch
 
 from signpost import Options, Reduction, StepReport
+from signpost.torch._shards import Shards
 
 # Norms travel squared, and fp32 rounds take numbers up to 2^60: so norms up to 2^46, 7e13, fit.
 _UNIT = 2.0**16
@@ -74,10 +75,13 @@ class GlobalClipping:
     """Bounds the norm of the mean gradient, over all parameters and ranks: `norm` is
     sqrt(mean over ranks of ||g||^2)."""
 
-    def __init__(self, options: Options, max_norm: float, joins_late: bool = False) -> None:
+    def __init__(
+        self, options: Options, max_norm: float, shards: Optional[Shards], joins_late: bool = False
+    ) -> None:
         """Joins a reduction beside the job of `options`, now or late, with the first gradients.
         Errors as Reduction's; a rank with another max_norm is refused."""
         self.max_norm = max_norm
+        self._shards = shards
         self.report: Optional[StepReport] = None
         self._squared = torch.zeros((), dtype=torch.float32, device="cpu")
         self._options = options
@@ -88,7 +92,7 @@ class GlobalClipping:
             self._reduction = self._join()
         self._squared.fill_((own / _UNIT) ** 2)
         self.report = self._reduction.reduce([self._squared.data_ptr()])
-        return math.sqrt(self._squared.item()) * _UNIT
+        return math.sqrt(_whole(self._squared.item(), self._shards)) * _UNIT
 
     def leave(self) -> None:
         if self._reduction is not None:
@@ -101,17 +105,25 @@ class GlobalClipping:
 
 
 class OwnClipping:
-    """Bounds the norm of this rank's gradient, over all parameters, without a word to others."""
+    """Bounds the norm of this rank's gradient, over all parameters, without a word to other ranks."""
 
-    def __init__(self, max_norm: float) -> None:
+    def __init__(self, max_norm: float, shards: Optional[Shards]) -> None:
         self.max_norm = max_norm
         self.report: Optional[StepReport] = None
+        self._shards = shards
 
     def norm(self, own: float) -> float:
+        if self._shards is not None:
+            own = math.sqrt(_whole(own**2, self._shards))
         return own if math.isfinite(own) else math.nan
 
     def leave(self) -> None:
         pass
+
+
+def _whole(squared: float, shards: Optional[Shards]) -> float:
+    """Returns the square of a whole gradient's norm, from that of this process's shard."""
+    return squared if shards is None else shards.sum([squared])[0]
 
 
 def _digest(gradient: torch.Tensor) -> int:

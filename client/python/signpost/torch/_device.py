@@ -41,19 +41,25 @@ class PlacedReduction(NamedTuple):
 
 
 def reduction_for(
-    tensor: torch.Tensor, name: str, tensors: Sequence[Tuple[str, Tuple[int, ...]]], **how: Any
+    tensor: torch.Tensor,
+    name: str,
+    tensors: Sequence[Tuple[str, Tuple[int, ...]]],
+    options: Optional[Options] = None,
+    **how: Any,
 ) -> PlacedReduction:
     """Joins the world's reduction of that name, where `tensor` is; or on the CPU, where the library is
-    built without CUDA. Arguments and errors as Reduction's."""
+    built without CUDA. With `options` it is that of their job. Other arguments and errors as
+    Reduction's."""
     gpu = gpu_of(tensor)
+    options = world().options() if options is None else options
     if gpu is None or not _abi.library.signpost_has_cuda():
-        reduction = Reduction(world().options(), name, tensors, **how)
-        return PlacedReduction(reduction, torch.device("cpu"))
+        return PlacedReduction(Reduction(options, name, tensors, **how), torch.device("cpu"))
+    options.gpu = gpu
     try:
-        return PlacedReduction(GpuReduction(gpu, name, tensors, **how), tensor.device)
+        return PlacedReduction(GpuReduction(options, name, tensors, **how), tensor.device)
     except ResourceExhaustedError:  # the GPU's: it has not joined. Or an aggregator's, again
         torch.cuda.empty_cache()  # of what PyTorch has freed, and keeps
-        return PlacedReduction(GpuReduction(gpu, name, tensors, **how), tensor.device)
+        return PlacedReduction(GpuReduction(options, name, tensors, **how), tensor.device)
 
 
 def future_on(gpu: Optional[int]) -> "torch.futures.Future[Any]":
@@ -111,14 +117,12 @@ class GpuReduction(Reduction):
 
     def __init__(
         self,
-        gpu: int,
+        options: Options,
         name: str,
         tensors: Sequence[Tuple[str, Tuple[int, ...]]],
         **how: Any,
     ) -> None:
-        options = world().options()
-        options.gpu = gpu
-        self._gpu = gpu
+        self._gpu = int(options.gpu)
         super().__init__(options, name, tensors, **how)
 
     def reduce(self, addresses: Sequence[int]) -> StepReport:

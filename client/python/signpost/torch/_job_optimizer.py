@@ -12,6 +12,7 @@ import weakref
 from collections import defaultdict
 from itertools import chain
 from typing import (
+    TYPE_CHECKING,
     Any,
     Callable,
     DefaultDict,
@@ -35,6 +36,7 @@ from signpost import (
     Session,
     SignpostError,
     StepReport,
+    World,
     _abi,
     world,
 )
@@ -48,10 +50,13 @@ from signpost.torch._misuse import (
     check_world,
     check_wrappers,
 )
+from signpost.torch._node_exchange import NodeExchange
 from signpost.torch._overlap import Backward
+from signpost.torch._shards import check_sharding, shards_of
 from signpost.torch._state import (
     DESCRIPTION,
     State,
+    as_shown,
     from_state_dict,
     has_in_order,
     is_same,
@@ -61,6 +66,9 @@ from signpost.torch._state import (
     with_tensors,
 )
 from signpost.torch._tensors import TrainedTensor, Zeros, after_step, to_train, trained_tensors
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 Parameters = Union[
     Iterable[torch.Tensor], Iterable[Tuple[str, torch.Tensor]], Iterable[Dict[str, Any]]
@@ -82,6 +90,12 @@ _OF_OTHERS = {
 }
 
 
+_SAVES_SHARDS = (
+    "an optimizer of DTensors is saved and loaded with its model by torch.distributed.checkpoint "
+    "(docs/sharding.md)"
+)
+
+
 @dataclasses.dataclass
 class Member:
     """This process as a member of one job: from when it joins until it leaves."""
@@ -90,6 +104,7 @@ class Member:
     clipping: Optional[Clipping]
     tensors: List[TrainedTensor]
     zeros: Zeros
+    node: Optional[NodeExchange] = None  # where the processes of a machine share the optimizer
     backward: Optional[Backward] = None  # with overlap
     preparation: Preparation = dataclasses.field(default_factory=Preparation)
     shown_steps: Optional[int] = None  # of the steps that were taken, those that parameters have
@@ -167,6 +182,8 @@ class JobOptimizer(torch.optim.Optimizer):
         resume: Union[str, "os.PathLike[str]", None],
         overlap: bool,
         max_grad_norm: Optional[float],
+        replicate_mesh: Optional["DeviceMesh"] = None,
+        shard_mesh: Optional["DeviceMesh"] = None,
         **options: float,
     ) -> None:
         """`job` is the world's next, taken before anything can fail: ranks count alike, also one
@@ -189,6 +206,11 @@ class JobOptimizer(torch.optim.Optimizer):
         self._check_groups()
         self._check_beta1()
         check_world()
+        trained = to_train(self.param_groups)
+        self._shards = shards_of(trained, replicate_mesh, shard_mesh, overlap)
+        if self._shards is not None:
+            self._check_can_be_sharded(resume)
+            self._shards.set_options(job)
         self.register_state_dict_post_hook(_complete_state_dict)
         self._join(job, None if resume is None else _directory("resume", resume))
 
@@ -211,7 +233,7 @@ class JobOptimizer(torch.optim.Optimizer):
     @property
     def state(self) -> "DefaultDict[torch.Tensor, Any]":
         """A dict for each parameter with `step`, `exp_avg`, `exp_avg_sq` and `error` after the last step:
-        fp32 tensors on the CPU (_state.py). The tensors are copies, made at the first access after a
+        fp32 tensors on the CPU; of a DTensor DTensors, on the device of its mesh (_state.py). The tensors are copies, made at the first access after a
         step, and until the next one state_dict() returns the same: do not write into them, but call
         load_state_dict(). `state` is empty once a step has failed, or leave() was called.
 
@@ -227,7 +249,11 @@ class JobOptimizer(torch.optim.Optimizer):
         with progress.calls.enter("state"):
             entries = self._current_state().entries
             return defaultdict(
-                dict, {parameter: dict(entry) for parameter, entry in entries.items()}
+                dict,
+                {
+                    parameter: as_shown(parameter, entry, self._shards)
+                    for parameter, entry in entries.items()
+                },
             )
 
     @state.setter
@@ -318,18 +344,20 @@ class JobOptimizer(torch.optim.Optimizer):
         member = self._joined()
         was_synchronised = member.session.is_synchronised
         try:
-            report = self._progress.report = self._take_step(member)
+            with self._explained():
+                report = self._progress.report = self._take_step(member)
         except BaseException as error:
             del self.grad_scale
             if isinstance(error, SignpostError) and not isinstance(error, InvalidArgumentError):
                 self._progress.is_over = True
             raise
         if report.skipped_rounds > 0:
+            of_shard = "" if self._shards is None else f" of shard {self._shards.index}"
             what = "chunks were not stepped, on all ranks"
             if not (was_synchronised and member.session.is_synchronised):
                 what = "blocks take no part in it, on this rank"
             warnings.warn(
-                f"step {report.step}: the gradient of rank {report.skipped_by_rank} is "
+                f"step {report.step}: the gradient of rank {report.skipped_by_rank}{of_shard} is "
                 "not finite, or larger than what travels (1e15 in one bit, 1e18 in fp32); "
                 f"{report.skipped_rounds} {what}"
             )
@@ -359,12 +387,14 @@ class JobOptimizer(torch.optim.Optimizer):
         goes on from the newest, with the same bits as if the job had not ended.
 
         Raises:
-            ValueError: the directory's name is empty.
+            ValueError: the directory's name is empty, or parameters are DTensors.
             SignpostError: the checkpoints before stay, and training may go on, but after a
                 DataLossError. ResourceExhaustedError: the disk is full, on this rank or another.
             RuntimeError: of the parameters, as from step().
         """
         path = _directory("directory", directory)
+        if self._shards is not None:
+            raise ValueError(f"checkpoint() saves whole tensors; {_SAVES_SHARDS}")
         member = self._joined()
         self._take_changes(member)
         member.session.checkpoint(path)
@@ -405,8 +435,9 @@ class JobOptimizer(torch.optim.Optimizer):
                 raises it for what was saved with other options, or of another step than other ranks'.
         """
         progress = self._progress_of_original()
-        job = world().next_job(self._name)  # before anything can fail, as in the constructor
+        job = self._next_job()  # before anything can fail, as in the constructor
         progress.loading = _Loading(job)
+        progress.seen = None  # whose memory a tool may have loaded into
         # Behind the program's own hooks. What they return is what is loaded.
         hook = self.register_load_state_dict_pre_hook(_take_state)
         try:
@@ -429,12 +460,29 @@ class JobOptimizer(torch.optim.Optimizer):
         now = chain.from_iterable(group["params"] for group in self.param_groups)
         keys = dict(zip(now, saved))
         in_file = {p for p, key in keys.items() if loading.state_dict["state"].get(key)}
-        tensors = {keys[t.parameter]: t for t in trained_tensors(self.param_groups, also=in_file)}
+        tensors = {
+            keys[t.parameter]: t
+            for t in trained_tensors(self.param_groups, self._shards, also=in_file)
+        }
         fields = self._state_fields
-        state = from_state_dict(loading.state_dict, description, tensors, fields, world())
+        state = from_state_dict(
+            loading.state_dict,
+            description,
+            tensors,
+            fields,
+            self._world(),
+            1 if self._shards is None else self._shards.count,
+            bool(self._options["resume_with_other_world_size"]),
+        )
         progress, member = self._progress_of_original(), self._member()
         if self._is_where(state):
             return
+        if not state.is_synchronised:
+            # The model that was saved may be another rank's.
+            for tensor in tensors.values():
+                tensor.write(state.entries[tensor.parameter]["local_value"])
+            if member.node is not None:
+                member.node.gather_parameters()
         if member.backward is not None:
             member.backward.remove_hooks()  # its job takes no more steps
         progress.loaded = _Loaded(loading.options, state)
@@ -463,7 +511,8 @@ class JobOptimizer(torch.optim.Optimizer):
             self._check_options_of_groups()
             self._check_groups()
             self._check_beta1()
-            trained_tensors(self.param_groups)
+            trained_tensors(self.param_groups, self._shards)
+            check_sharding(to_train(self.param_groups), self._shards)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
@@ -531,8 +580,10 @@ class JobOptimizer(torch.optim.Optimizer):
                 "with overlap=True do that before backward()"
             )
         state = self._state_of_member()
-        self._check_others(state, trained_tensors(self.param_groups))
-        return _Loaded(world().next_job(self._name), state)
+        tensors = trained_tensors(self.param_groups, self._shards)
+        check_sharding((tensor.parameter for tensor in tensors), self._shards)
+        self._check_others(state, tensors)
+        return _Loaded(self._next_job(), state)
 
     def _check_others(self, state: State, tensors: List[TrainedTensor]) -> None:
         """Refuses tensors that cannot be trained from a state that has nothing of them."""
@@ -558,7 +609,9 @@ class JobOptimizer(torch.optim.Optimizer):
     def _with_tensors(self, state: State, tensors: List[TrainedTensor]) -> State:
         """Returns the state of a job that trains these."""
         epsilons = [float(group["eps"]) for group in self.param_groups]
-        return with_tensors(state, tensors, self._state_fields, epsilons, world())
+        return with_tensors(
+            state, tensors, self._state_fields, epsilons, self._world(), self._shards
+        )
 
     def _current_state(self) -> State:
         """Returns the state of the parameters that are to be trained now."""
@@ -566,7 +619,7 @@ class JobOptimizer(torch.optim.Optimizer):
         state = self._state_of_member() if loaded is None else loaded.state
         if has_in_order(state, to_train(self.param_groups)):
             return state
-        return self._with_tensors(state, trained_tensors(self.param_groups))
+        return self._with_tensors(state, trained_tensors(self.param_groups, self._shards))
 
     def _state_of_member(self) -> State:
         progress = self._progress_of_original()
@@ -577,7 +630,10 @@ class JobOptimizer(torch.optim.Optimizer):
         seen_at = (member.session.steps, sum(tensor.times_taken for tensor in member.tensors))
         if progress.seen is None or progress.seen_at != seen_at:
             saved = member.session.save_state_in_parts()
-            progress.seen = state_of(saved, member.tensors, self._state_fields)
+            places_errors = self._shards is not None or bool(
+                self._options["resume_with_other_world_size"]
+            )
+            progress.seen = state_of(saved, member.tensors, self._state_fields, places_errors)
             progress.seen_at = seen_at
         return progress.seen
 
@@ -592,14 +648,42 @@ class JobOptimizer(torch.optim.Optimizer):
         if member.backward is not None and member.backward.has_begun:
             return False
         try:
-            return is_same(state, self._current_state())
+            is_there = is_same(state, self._current_state())
         except SignpostError:  # an aggregator does not answer; the next step says so
-            return False
+            is_there = False
+        if self._shards is not None:  # all go on, or all join anew
+            is_there = self._shards.sum([is_there])[0] == self._shards.count
+        return is_there
+
+    def _world(self) -> World:
+        """Returns this process's rank among those that train the same tensors."""
+        return world() if self._shards is None else self._shards.world
+
+    def _explained(self) -> "contextlib.AbstractContextManager[None]":
+        """Has errors of sums over shards raised as they were."""
+        return contextlib.nullcontext() if self._shards is None else self._shards.explains()
+
+    def _next_job(self) -> Options:
+        """Returns options of the job that follows on those that this optimizer was in."""
+        options = world().next_job(self._name)
+        if self._shards is not None:
+            self._shards.set_options(options)
+        return options
+
+    def _check_can_be_sharded(self, resume: object) -> None:
+        if resume is not None:
+            raise ValueError(f"resume is {resume!r}, but {_SAVES_SHARDS}")
+        if self._options.get("as_deepspeed"):
+            raise ValueError(
+                'with compat="deepspeed" each tensor has one scale, so DTensors, of which each process '
+                "has a shard, are not trained: make the optimizer without it"
+            )
 
     def _join(self, options: Options, resume: Optional[str], state: Optional[State] = None) -> None:
-        tensors = trained_tensors(self.param_groups)
+        tensors = trained_tensors(self.param_groups, self._shards)
         if not tensors:
             raise ValueError("no parameter requires a gradient; there is nothing to train")
+        check_sharding((tensor.parameter for tensor in tensors), self._shards)
         if state is not None:
             self._check_others(state, tensors)
             state = self._with_tensors(state, tensors)
@@ -609,13 +693,19 @@ class JobOptimizer(torch.optim.Optimizer):
             options.resume = resume.encode()
         saved = None
         if state is not None:
-            saved = to_resume(state, tensors, world())
+            saved = to_resume(state, tensors, self._world())
             options.resume_state, options.resume_state_bytes = saved.bytes
         resumes = resume is not None or state is not None
         # With several ranks the library checks the values that all get from rank 0.
-        if not resumes and world().world_size == 1:
+        ranks = self._world().world_size
+        if not resumes and ranks == 1:
             check_values(tensors)
-        is_new = not resumes and world().world_size > 1
+        is_new = not resumes and ranks > 1
+        node: Optional[NodeExchange] = None
+        if self._shards is not None and self._shards.has_whole_parameters:
+            node = NodeExchange(tensors, self._shards)
+            if not resumes:
+                node.begin_alike()
         fingerprints = Fingerprints(tensors) if is_new else None
         clipping: Optional[Clipping] = None
         with contextlib.ExitStack() as undo:
@@ -623,7 +713,8 @@ class JobOptimizer(torch.optim.Optimizer):
                 clipping = self._new_clipping(options)
                 undo.callback(_leave_quietly, clipping)
             parameters = [tensor.as_session_parameter() for tensor in tensors]
-            session = session_of(tensors[0].gpu, options, parameters)
+            with self._explained():
+                session = session_of(tensors[0].gpu, options, parameters)
             undo.callback(_leave_quietly, session)
             # It has changed parameters, so otherwise it joins last. But ranks that have found another
             # checkpoint are refused by then, and when they have been started again, those that wait
@@ -635,7 +726,7 @@ class JobOptimizer(torch.optim.Optimizer):
             undo.pop_all()
         del saved  # large, and loaded
         zeros = Zeros(tensors[0].values.device)
-        member = Member(session, clipping, tensors, zeros)
+        member = Member(session, clipping, tensors, zeros, node)
         progress = self._progress_of_original()
         before, progress.member = progress.member, member
         progress.loaded = progress.seen = None
@@ -644,14 +735,14 @@ class JobOptimizer(torch.optim.Optimizer):
             before.backward.remove_hooks()
         if self._overlap:
             member.backward = Backward(
-                session, tensors, weakref.WeakMethod(self._rates_of_backward)
+                session, tensors, weakref.WeakMethod(self._rates_of_backward), node
             )
         try:
             if before is not None:
                 _leave_both(before)
         except SignpostError as error:
             warnings.warn(f"the job that was there before could not be left: {error}")
-        if world().world_size > 1 or resumes or session.returned:
+        if ranks > 1 or resumes or session.returned:
             self._show_step(member)
         member.shown_steps = session.steps
         if session.resume_warnings:
@@ -665,7 +756,7 @@ class JobOptimizer(torch.optim.Optimizer):
     def _new_clipping(self, options: Options) -> Optional[Clipping]:
         if self._max_grad_norm is None:
             return None
-        return GlobalClipping(options, self._max_grad_norm)
+        return GlobalClipping(options, self._max_grad_norm, self._shards)
 
     def _clipping_of_step(self, member: Member) -> Optional[Clipping]:
         """Returns that of the step that is to be taken."""
@@ -695,6 +786,11 @@ class JobOptimizer(torch.optim.Optimizer):
             self._progress.are_wrappers_checked = True
         self._take_changes(member)
         scale = self._scale(member)
+        has_begun = member.backward is not None and member.backward.has_begun
+        if member.node is not None and not has_begun:
+            for tensor in member.tensors:
+                tensor.whole_gradient()  # refuses what the other processes would wait for
+            member.node.reduce_gradients()
         for tensor in member.tensors:
             _check_gradient(tensor, scale)
         member.clipping = self._clipping_of_step(member)
@@ -719,7 +815,7 @@ class JobOptimizer(torch.optim.Optimizer):
     def _show_step(self, member: Member) -> None:
         """Gives parameters the values of a step that all ranks have taken."""
         member.preparation = Preparation()
-        after_step(member.tensors)
+        after_step(member.tensors, None if member.node is None else member.node.gather_parameters)
         member.shown_steps = member.session.steps
 
     @torch.no_grad()
@@ -854,7 +950,8 @@ def _complete_state_dict(optimizer: torch.optim.Optimizer, state_dict: Dict[str,
     ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
     parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     by_parameter = dict(zip(parameters, ids))
-    to_state_dict(optimizer._current_state(), state_dict, by_parameter, world())
+    state = optimizer._current_state()
+    to_state_dict(state, state_dict, by_parameter, optimizer._world(), optimizer._shards)
 
 
 def _take_state(optimizer: torch.optim.Optimizer, state_dict: Dict[str, Any]) -> Dict[str, Any]:

@@ -2,13 +2,16 @@
 
 import operator
 import os
-from typing import Dict, Literal, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Dict, Literal, Optional, Tuple, Union
 
 from signpost import Codec, Options, _abi, world
 from signpost._codec import codec_options
 from signpost.torch._clipping import Clipping, GlobalClipping, OwnClipping
 from signpost.torch._job_optimizer import JobOptimizer, Member, Parameters
 from signpost.torch._state import State
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def _count(name: str, value: int, least: int, most: int = 2**63 - 1) -> int:
@@ -62,7 +65,8 @@ def _variance_options(
     if warm_up_codec is None:
         warm_up_codec = small
     if variance_codec is None:
-        variance_codec = "fp32" if interval == 0 else small  # without refreshes nothing travels in it
+        # Without refreshes nothing travels in it.
+        variance_codec = "fp32" if interval == 0 else small
     codecs = {"warm_up_codec": warm_up_codec, "variance_codec": variance_codec}
     return _count_or_auto("variance_refresh_interval", interval, least=0), codecs
 
@@ -105,6 +109,8 @@ class Adam(JobOptimizer):
         resume: Union[str, "os.PathLike[str]", None] = None,
         resume_with_other_world_size: bool = False,
         overlap: bool = False,
+        replicate_mesh: Optional["DeviceMesh"] = None,
+        shard_mesh: Optional["DeviceMesh"] = None,
         name: Optional[str] = None,
         foreach: Optional[bool] = None,
         capturable: bool = False,
@@ -134,12 +140,19 @@ class Adam(JobOptimizer):
             resume: directory of checkpoints to go on from: parameters and optimizer get what the
                 newest whole one has.
             resume_with_other_world_size: allow one of another number of ranks, each of which then
-                takes the mean of all ranks' errors.
+                takes the mean of all ranks' errors. load_state_dict() then allows another number of
+                ranks or shards, too, each of which takes the error of the rank of its number.
             overlap: send gradients during the backward pass, as they become ready; step() waits
                 for the rest. The same bits. Learning rates are then set before backward(),
                 gradients stay as they are until step(), and all backward passes of a step but the
                 last are inside no_sync(). Ranks may differ in it. A node's worker sends what all of
                 its processes have.
+            replicate_mesh: of DTensors, which fully_shard() makes: the processes that have the same
+                shard (docs/sharding.md). None: they follow from the meshes of all processes. `rank` and
+                `ranks` above mean these processes; norms are of the whole gradient.
+            shard_mesh: of whole parameters, the processes of one machine: they share the optimizer's
+                state and its exchange, and average their gradients by torch.distributed
+                (docs/sharding.md). replicate_mesh is then of those that have the same share.
             name: of the optimizer, where a program has several: the same on all ranks, and no other
                 optimizer's. None: all ranks make their optimizers in the same order.
             foreach, capturable, fused: for callers of torch.optim.AdamW, and without effect: each
@@ -170,6 +183,8 @@ class Adam(JobOptimizer):
             resume,
             overlap,
             max_grad_norm,
+            replicate_mesh,
+            shard_mesh,
             bias_correction=bias_correction,
             warm_up_codec=codecs.pop("codec"),  # whose end never comes
             **codecs,
@@ -208,6 +223,8 @@ class OneBitAdam(JobOptimizer):
         resume: Union[str, "os.PathLike[str]", None] = None,
         resume_with_other_world_size: bool = False,
         overlap: bool = False,
+        replicate_mesh: Optional["DeviceMesh"] = None,
+        shard_mesh: Optional["DeviceMesh"] = None,
         name: Optional[str] = None,
         foreach: Optional[bool] = None,
         capturable: bool = False,
@@ -265,6 +282,8 @@ class OneBitAdam(JobOptimizer):
             resume,
             overlap,
             max_grad_norm,
+            replicate_mesh,
+            shard_mesh,
             bias_correction=bias_correction,
             freeze_step=_freeze_step(freeze_step),
             variance_refresh_interval=interval,
@@ -276,7 +295,7 @@ class OneBitAdam(JobOptimizer):
 
 class OneBitLamb(JobOptimizer):
     """1-bit LAMB (arXiv:2104.06069), for large batches: LAMB (arXiv:1904.00962) until
-    `freeze_step`, then one bit per parameter each way.
+    `freeze_step`, then one bit per parameter each way. It trains no DTensors.
 
     In LAMB each tensor's learning rate is multiplied by its trust ratio, ||x|| / ||update||. At the
     freeze step the moving average of these ratios is frozen with the variance, and from then on
@@ -408,6 +427,8 @@ class ZeroOneAdam(JobOptimizer):
         resume: Union[str, "os.PathLike[str]", None] = None,
         resume_with_other_world_size: bool = False,
         overlap: bool = False,
+        replicate_mesh: Optional["DeviceMesh"] = None,
+        shard_mesh: Optional["DeviceMesh"] = None,
         name: Optional[str] = None,
         foreach: Optional[bool] = None,
         capturable: bool = False,
@@ -469,6 +490,8 @@ class ZeroOneAdam(JobOptimizer):
             resume,
             overlap,
             max_grad_norm,
+            replicate_mesh,
+            shard_mesh,
             bias_correction=bias_correction,
             zero_one=1,
             freeze_step=self._freeze_step,
@@ -493,12 +516,14 @@ class ZeroOneAdam(JobOptimizer):
         if self._max_grad_norm is None:
             return None
         if options.min_workers > 0:
-            return OwnClipping(self._max_grad_norm)
-        return GlobalClipping(options, self._max_grad_norm, joins_late=bool(options.node))
+            return OwnClipping(self._max_grad_norm, self._shards)
+        return GlobalClipping(
+            options, self._max_grad_norm, self._shards, joins_late=bool(options.node)
+        )
 
     def _clipping_of_step(self, member: Member) -> Optional[Clipping]:
         if isinstance(member.clipping, GlobalClipping) and self.steps >= self._freeze_step:
             assert self._max_grad_norm is not None
             member.clipping.leave()
-            return OwnClipping(self._max_grad_norm)
+            return OwnClipping(self._max_grad_norm, self._shards)
         return member.clipping

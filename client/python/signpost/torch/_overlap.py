@@ -3,11 +3,12 @@
 import threading
 import weakref
 from dataclasses import asdict, dataclass
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Set
 
 import torch
 
 from signpost import InvalidArgumentError, Rates, Session, StepReport
+from signpost.torch._node_exchange import NodeExchange
 from signpost.torch._tensors import TrainedTensor
 
 _OTHERWISE = (
@@ -19,7 +20,7 @@ _OTHERWISE = (
 class _Sent:
     """A gradient as it was when the session got it."""
 
-    of_parameter: torch.Tensor
+    of_parameter: Optional[torch.Tensor]
     version: int
     values: torch.Tensor  # what the session reads, until the step is finished
 
@@ -32,9 +33,11 @@ class Backward:
         session: Session,
         tensors: Sequence[TrainedTensor],
         rates: "weakref.WeakMethod[Callable[[], Optional[List[Rates]]]]",
+        node: Optional[NodeExchange],
     ) -> None:
         """`rates` tells those of the step that begins, by a method of what keeps this object, which
-        must not keep that. None: nothing is sent during this backward pass."""
+        must not keep that. None: nothing is sent during this backward pass. `node` has gradients reduced
+        within the machine before they are sent, bucket by bucket."""
         self.paused = False
         self._lock = threading.Lock()
         self._session = session
@@ -42,6 +45,9 @@ class Backward:
         self._rates_now = rates
         self._rates: Optional[List[Rates]] = None  # of the step that has begun
         self._sent: List[Optional[_Sent]] = [None] * len(tensors)
+        self._node = node
+        self._arrived: Set[int] = set()  # gradients of this step, sent or not
+        self._next_bucket = 0  # of the node's
         # Hooks must not keep alive what keeps them.
         this = weakref.ref(self)
         self._hooks: List[Any] = []
@@ -70,7 +76,8 @@ class Backward:
             if sent is None:
                 continue
             gradient = tensor.parameter.grad
-            if gradient is not sent.of_parameter or gradient._version != sent.version:
+            version = -1 if gradient is None else gradient._version
+            if gradient is not sent.of_parameter or version != sent.version:
                 raise RuntimeError(
                     f"the gradient of {tensor.name} has changed since it was sent during the "
                     "backward pass: to clip, scale or clear gradients before step(), make the "
@@ -81,6 +88,8 @@ class Backward:
         """Sends what has not been sent, `zeros` for what there is no gradient of, and takes the
         step. Call check() before."""
         kept = []  # until the step is finished
+        while self._node is not None and self._next_bucket < len(self._node.buckets):
+            self._send_next_bucket(self._node)
         for index, tensor in enumerate(self._tensors):
             if self._sent[index] is None and not self._send(index):
                 kept.append(zeros(tensor))
@@ -99,6 +108,8 @@ class Backward:
         """No step has begun."""
         self._rates = None
         self._sent = [None] * len(self._tensors)
+        self._arrived.clear()
+        self._next_bucket = 0
 
     def remove_hooks(self) -> None:
         for hook in self._hooks:
@@ -109,7 +120,7 @@ class Backward:
             self._take(index)
 
     def _take(self, index: int) -> None:
-        if self._sent[index] is not None:
+        if index in self._arrived:
             raise RuntimeError(
                 f"{self._tensors[index].name} got a gradient again after one was sent, before "
                 "step(): to accumulate those of several backward passes, do all but the last "
@@ -129,7 +140,23 @@ class Backward:
                 return
             self._session.begin_step(rates)
             self._rates = rates
-        self._send(index)
+        self._arrived.add(index)
+        if self._node is None:
+            self._send(index)
+            return
+        buckets = self._node.buckets
+        while self._next_bucket < len(buckets) and self._arrived.issuperset(
+            buckets[self._next_bucket]
+        ):
+            self._send_next_bucket(self._node)
+
+    @torch.no_grad()
+    def _send_next_bucket(self, node: NodeExchange) -> None:
+        """All processes of the machine have the same buckets, in the same order."""
+        number, self._next_bucket = self._next_bucket, self._next_bucket + 1
+        node.reduce_bucket(number)
+        for index in node.buckets[number]:
+            self._send(index)
 
     @torch.no_grad()
     def _send(self, index: int) -> bool:
@@ -139,8 +166,9 @@ class Backward:
         if values is None:
             return False
         gradient = tensor.parameter.grad
-        assert gradient is not None
-        self._sent[index] = _Sent(gradient, gradient._version, values)
+        # A process without the gradient has the others' share of it.
+        version = -1 if gradient is None else gradient._version
+        self._sent[index] = _Sent(gradient, version, values)
         self._session.gradient_ready(index, values.data_ptr())
         return True
 

@@ -18,19 +18,23 @@ this rank saves.
 
 import json
 import operator
+import re
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Collection, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
 from signpost import FailedPreconditionError, World, _state
 from signpost._state import Numbers, SavedState, make_state
+from signpost.torch._shards import Shards, shard_of
 from signpost.torch._tensors import TrainedTensor
 
 # In the first of a state_dict's param groups: the state's description, which all ranks have alike.
 DESCRIPTION = "signpost"
+# At its end, and not the library's: into how many shards parameters are sharded.
+_SHARDS = re.compile(r',"shards":(\d+)}$')
 
 _FIELDS = {
     "exp_avg": _state.EXP_AVG,
@@ -54,8 +58,10 @@ class State:
     """The state of one rank after a step."""
 
     description: str  # JSON
-    entries: Dict[torch.Tensor, Entry]  # by parameter, in the order of the job that was saved
-    aggregator_errors: Dict[torch.Tensor, torch.Tensor]  # this rank's share; one-dimensional
+    # By parameter, in the order of the job that was saved; of DTensors this process's shard.
+    entries: Dict[torch.Tensor, Entry]
+    # This rank's share: one-dimensional, or of the parameter's shape (state_of()).
+    aggregator_errors: Dict[torch.Tensor, torch.Tensor]
 
     @cached_property
     def _described(self) -> Dict[str, Any]:
@@ -89,8 +95,16 @@ class State:
         return world.rank * self.workers // world.world_size, self.workers
 
 
-def state_of(saved: SavedState, tensors: Sequence[TrainedTensor], names: Sequence[str]) -> State:
-    """Returns what a rank has saved of these tensors, with copies of the fields of these names."""
+def state_of(
+    saved: SavedState, tensors: Sequence[TrainedTensor], names: Sequence[str], places_errors: bool
+) -> State:
+    """Returns what a rank has saved of these tensors, with copies of the fields of these names.
+
+    Args:
+        places_errors: let aggregators' errors have the shape of their parameter, with zeros where other
+            ranks save them, instead of being one-dimensional and short. Jobs of another number of ranks
+            can then use them.
+    """
     state = State(saved.description(), {}, {})
     step = float(state.steps)
     for index, tensor in enumerate(tensors):
@@ -98,7 +112,11 @@ def state_of(saved: SavedState, tensors: Sequence[TrainedTensor], names: Sequenc
         for name in [*names, "master"] if tensor.has_master else names:
             entry[name] = _read(saved, index, _FIELDS[name]).view(tensor.values.shape)
         state.entries[tensor.parameter] = entry
-        share = _read(saved, index, _FIELDS["aggregator_error"])
+        if places_errors:
+            placed = _read(saved, index, _state.PLACED_AGGREGATOR_ERROR)
+            state.aggregator_errors[tensor.parameter] = placed.view(tensor.values.shape)
+            continue
+        share = _read(saved, index, _state.AGGREGATOR_ERROR)
         if share.numel() > 0:
             state.aggregator_errors[tensor.parameter] = share
     return state
@@ -116,6 +134,7 @@ def with_tensors(
     names: Sequence[str],
     epsilons: Sequence[float],
     world: World,
+    shards: Optional[Shards],
 ) -> State:
     """Returns the state of a job that trains these tensors.
 
@@ -139,7 +158,7 @@ def with_tensors(
             return state
         return State(json.dumps(description), state.entries, state.aggregator_errors)
     _describe_tensors(description, state, tensors)
-    errors = _whole_errors(state, world)
+    errors = _whole_errors(state, world, shards)
     others = State(json.dumps(description), {}, {})
     for tensor in tensors:
         entry = state.entries.get(tensor.parameter)
@@ -184,11 +203,16 @@ def _describe_tensors(
         description["scales"] = by_tensor
 
 
-def _whole_errors(state: State, world: World) -> Dict[torch.Tensor, torch.Tensor]:
+def _whole_errors(
+    state: State, world: World, shards: Optional[Shards]
+) -> Dict[torch.Tensor, torch.Tensor]:
     """Returns errors that have those of the aggregators in them, where there are any."""
     if not state.aggregator_errors:
         return {}
-    tensors = [TrainedTensor(p, f"tensor {index}", 0) for index, p in enumerate(state.entries)]
+    tensors = [
+        TrainedTensor(parameter, f"tensor {index}", 0, shards)
+        for index, parameter in enumerate(state.entries)
+    ]
     saved = to_resume(state, tensors, world)
     return {
         tensor.parameter: _read(saved, index, _state.WHOLE_ERROR).view(tensor.values.shape)
@@ -209,21 +233,43 @@ def is_same(a: State, b: State) -> bool:
 
 
 def to_state_dict(
-    state: State, state_dict: Dict[str, Any], ids: Mapping[torch.Tensor, Any], world: World
+    state: State,
+    state_dict: Dict[str, Any],
+    ids: Mapping[torch.Tensor, Any],
+    world: World,
+    shards: Optional[Shards],
 ) -> None:
     """Completes what torch.optim.Optimizer.state_dict() has made of `state`.
 
     Args:
         ids: by which state_dict calls the parameters.
+        shards: of the parameters, if they are sharded.
     """
     rank, _ = state.worker(world)
     for parameter, entry in state.entries.items():
-        named = {_name_in_file(name, rank): value for name, value in entry.items()}
+        whole = dict(entry)
         if parameter in state.aggregator_errors:
-            name = _name_in_file("aggregator_error", rank)
-            named[name] = state.aggregator_errors[parameter]
+            whole["aggregator_error"] = state.aggregator_errors[parameter]
+        shown = as_shown(parameter, whole, shards)
+        named = {_name_in_file(name, rank): value for name, value in shown.items()}
         state_dict["state"][ids[parameter]] = named
-    state_dict["param_groups"][0][DESCRIPTION] = state.description
+    description = state.description
+    if shards is not None and shards.count > 1:
+        description = f'{description[:-1]},"shards":{shards.count}}}'
+    state_dict["param_groups"][0][DESCRIPTION] = description
+
+
+def as_shown(parameter: torch.Tensor, entry: Entry, shards: Optional[Shards]) -> Entry:
+    """Returns a parameter's entry as PyTorch's tools have it: with shards it has DTensors."""
+    if shards is None:
+        return dict(entry)
+    shard = shards.shard_of(parameter)
+
+    def whole(value: torch.Tensor) -> torch.Tensor:
+        # An empty shard has one number in its place.
+        return shards.with_shard(parameter, value[: len(shard)].view_as(shard))
+
+    return {name: value if name == "step" else whole(value) for name, value in entry.items()}
 
 
 def from_state_dict(
@@ -232,6 +278,8 @@ def from_state_dict(
     tensors: Mapping[Any, TrainedTensor],
     names: Sequence[str],
     world: World,
+    shards: int,
+    allows_others: bool,
 ) -> State:
     """Returns what a state_dict() has of these tensors for this rank.
 
@@ -242,22 +290,39 @@ def from_state_dict(
     Args:
         tensors: by what state_dict calls their parameters, in its order; of all that could be trained.
         names: of the fields that the optimizer has.
+        shards: into how many each parameter is sharded.
+        allows_others: take what other numbers of ranks, or of shards, have saved. What the aggregators
+            had left out then goes into the ranks' errors: with as many ranks their mean stays.
 
     Raises:
         ValueError: it is no state of an optimizer of Signpost, or names the parameter and field that
             is missing, of another shape or of another type.
-        FailedPreconditionError: it is of another number of ranks.
+        FailedPreconditionError: it is of another number of ranks, or of shards.
     """
-    state = State(_checked(description), {}, {})
+    state, shards_before = _described(description)
     rank, workers = state.worker(world)
-    if state.workers != workers:
-        raise FailedPreconditionError(
-            f"the saved state is that of {state.workers} ranks, and this job has {workers}; checkpoint() "
-            "saves what another number of ranks can resume from, with resume_with_other_world_size",
-            code=9,
-            exit_code=76,
-        )
+    workers_before = state.workers
+    is_of_others = (workers_before, shards_before) != (workers, shards)
+    if is_of_others:
+        if not allows_others:
+            raise FailedPreconditionError(
+                f"the saved state is that of {_ranks(workers_before, shards_before)}, and this job has "
+                f"{_ranks(workers, shards)}: to go on from it all the same, make the optimizer with "
+                "resume_with_other_world_size=True",
+                code=9,
+                exit_code=76,
+            )
+        if workers != workers_before and not state.is_synchronised:
+            raise FailedPreconditionError(
+                f"the saved state is that of {_ranks(workers_before, shards_before)} between two "
+                f"synchronisations, when each rank had values of its own, and this job has "
+                f"{_ranks(workers, shards)}: save after a step with is_synchronised",
+                code=9,
+                exit_code=76,
+            )
+        state = _of_workers(state, workers)
     new, lost = [], []  # names of parameters
+    lost_shares = workers < workers_before
     for key, tensor in tensors.items():
         file: Mapping[str, Any] = state_dict["state"].get(key, {})
         if not file:
@@ -268,24 +333,35 @@ def from_state_dict(
         entry: Entry = {"step": torch.tensor(float(state.steps), dtype=torch.float32)}
         for name in wanted:
             value = file.get(_name_in_file(name, rank))
-            if value is None:
-                value = _in_place_of(name, file, tensor, state.is_synchronised, rank)
-                if name == "error" and _has_error_of_another(file):
-                    lost.append(tensor.name)
-            _check(value, name, tensor)
-            entry[name] = value.detach().to("cpu", torch.float32).contiguous()
+            if value is not None:
+                entry[name] = _numbers(value, name, tensor)
+                continue
+            entry[name] = _in_place_of(name, file, tensor, state.is_synchronised, rank)
+            if name == "error" and _has_error_of_another(file):
+                lost.append(tensor.name)
         state.entries[tensor.parameter] = entry
         share = file.get(_name_in_file("aggregator_error", rank))
-        if share is not None:
-            state.aggregator_errors[tensor.parameter] = (
-                share.detach().to("cpu", torch.float32).contiguous()
-            )
+        if share is None:
+            continue
+        if not is_of_others:
+            state.aggregator_errors[tensor.parameter] = tensor.from_state(share)
+        elif share.shape == tensor.parameter.shape:
+            # Times the ranks whose mean is taken, since only this one has it.
+            entry["error"] = entry["error"] + workers * tensor.from_state(share)
+        else:
+            lost_shares = True  # which elements it has of, only such a job could tell
     if not state.entries:
         raise ValueError(f"the state that is loaded has nothing of {new[0]}")
     if new:
         warnings.warn(
             f"the state that is loaded has nothing of {new[0]} and {len(new) - 1} other parameters that "
             "are trained: they begin anew",
+            stacklevel=4,
+        )
+    if lost_shares:
+        warnings.warn(
+            f"the state that is loaded is that of {_ranks(workers_before, shards_before)}: a part of what "
+            "compression has left out so far is never sent. A checkpoint() loses nothing",
             stacklevel=4,
         )
     if lost:
@@ -298,10 +374,14 @@ def from_state_dict(
     return state
 
 
-def _checked(description: Any) -> str:
+def _described(description: Any) -> Tuple[State, int]:
+    """Returns a state without numbers, and into how many shards its parameters were sharded."""
     try:
         if "worldSize" in json.loads(description):
-            return str(description)
+            sharded = _SHARDS.search(description)
+            if sharded is None:
+                return State(description, {}, {}), 1
+            return State(description[: sharded.start()] + "}", {}, {}), int(sharded[1])
     except (TypeError, ValueError):
         pass
     raise ValueError(
@@ -312,7 +392,7 @@ def _checked(description: Any) -> str:
 
 def _in_place_of(
     name: str, file: Mapping[str, Any], tensor: TrainedTensor, is_synchronised: bool, rank: int
-) -> Any:
+) -> torch.Tensor:
     """Returns what stands for a field that the file lacks."""
     if name not in _OWN:
         raise ValueError(f"the state that is loaded has no {name} of {tensor.name}")
@@ -323,26 +403,45 @@ def _in_place_of(
             "has saved, or what was saved after a step with is_synchronised"
         )
     if name == "local_value":
-        return tensor.values
+        return tensor.values.detach().to("cpu", copy=True)
     if name == "local_exp_avg":
-        return file["exp_avg"]
-    return torch.zeros_like(tensor.values)
+        return _numbers(file["exp_avg"], "exp_avg", tensor)
+    return torch.zeros(tensor.values.shape, dtype=torch.float32, device="cpu")
 
 
 def _has_error_of_another(file: Mapping[str, Any]) -> bool:
     return any(
-        name.startswith("error_of_rank_") and bool(value.any()) for name, value in file.items()
+        name.startswith("error_of_rank_") and bool(shard_of(value).any())
+        for name, value in file.items()
     )
 
 
-def _check(value: Any, name: str, tensor: TrainedTensor) -> None:
+def _numbers(value: Any, name: str, tensor: TrainedTensor) -> torch.Tensor:
+    """Returns a field of the file's, of this process's shard."""
     if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
         raise ValueError(f"{name} of {tensor.name} is {type(value).__name__}, wanted fp32 numbers")
-    if value.shape != tensor.values.shape:
+    if value.shape != tensor.parameter.shape:
         raise ValueError(
             f"{name} of {tensor.name} is {list(value.shape)} in the state that is loaded, wanted "
-            f"{list(tensor.values.shape)}"
+            f"{list(tensor.parameter.shape)}"
         )
+    own = tensor.from_state(value)
+    if own.shape != tensor.values.shape:
+        raise ValueError(
+            f"{name} of {tensor.name} has {list(own.shape)} on this process in the state that is loaded, "
+            f"wanted {list(tensor.values.shape)}: it is sharded in another way"
+        )
+    return own
+
+
+def _ranks(workers: int, shards: int) -> str:
+    return f"{workers} ranks" if shards == 1 else f"{workers} ranks for each of {shards} shards"
+
+
+def _of_workers(state: State, workers: int) -> State:
+    description = json.loads(state.description)
+    description["worldSize"] = workers
+    return State(json.dumps(description), {}, {})
 
 
 def _name_in_file(name: str, rank: int) -> str:

@@ -1,12 +1,13 @@
 """What a session trains in the place of a model's parameters."""
 
 from collections import Counter
-from typing import AbstractSet, Any, Dict, List, Optional, Sequence, Tuple
+from typing import AbstractSet, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
 from signpost import Parameter
 from signpost.torch import _device
+from signpost.torch._shards import Shards, is_dtensor
 
 # And what the library calls gradients of that type.
 _TRAINABLE = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -23,36 +24,64 @@ class TrainedTensor:
     The values of a parameter that is fp32 and contiguous are its own memory, for as long as it has
     that memory. Other parameters have a copy, which keeps full precision between steps; after each
     step the parameter gets the copy's values, rounded.
+
+    With shards it is this process's shard. An empty shard has one number in its place, 0, so that the
+    jobs of all shards have the same tensors.
     """
 
-    def __init__(self, parameter: torch.Tensor, name: str, group: int) -> None:
+    def __init__(
+        self, parameter: torch.Tensor, name: str, group: int, shards: Optional[Shards] = None
+    ) -> None:
         self.parameter = parameter
         self.name = name
         self.group = group
-        self.gpu = _device.gpu_of(parameter)
+        self.shard_gradient: Optional[torch.Tensor] = None  # NodeExchange's
+        self._shards = shards
+        shard = self.shard
+        self.gpu = _device.gpu_of(shard)
         # A GPU reads gradients of the parameter's type.
-        self._gradient_dtype = torch.float32 if self.gpu is None else parameter.dtype
-        self.is_own_memory = parameter.dtype == torch.float32 and parameter.is_contiguous()
+        self._gradient_dtype = torch.float32 if self.gpu is None else shard.dtype
+        self.is_empty = shard.numel() == 0
+        self.is_own_memory = shard.dtype == torch.float32 and shard.is_contiguous()
         self.has_master = not self.is_own_memory  # values that the parameter does not have
-        self._dtype = parameter.dtype
-        if self.is_own_memory:
-            self.values = parameter.detach()
+        self._dtype = shard.dtype
+        if self.is_empty:
+            self.values = torch.zeros(1, dtype=torch.float32, device=shard.device)
+        elif self.is_own_memory:
+            self.values = shard.detach()
         else:
-            self.values = parameter.detach().to(torch.float32).contiguous()
+            self.values = shard.detach().to(torch.float32).contiguous()
         self._nothing = self.values.view(-1)[:0]
-        self._address = parameter.data_ptr()
-        self._version = parameter._version
+        self._address = shard.data_ptr()
+        self._version = self._version_now()
         self.times_taken = 0  # how often values were taken that the program has written
 
+    @property
+    def shard(self) -> torch.Tensor:
+        """What this process trains of the parameter, in the memory that it has now."""
+        return self.parameter if self._shards is None else self._shards.shard_of(self.parameter)
+
+    def from_state(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Returns what this process has of numbers of the parameter's shape, a DTensor or whole: in fp32 on
+        the CPU, and of the values' shape."""
+        if self._shards is not None:
+            numbers = self._shards.shard_of_state(self.parameter, numbers)
+        own = numbers.detach().to("cpu", torch.float32).contiguous()
+        if self.is_empty and own.numel() == 0:
+            return torch.zeros(1, dtype=torch.float32, device="cpu")
+        return own
+
     def as_session_parameter(self) -> Parameter:
-        values = self.values
+        """Returns it for a session, which keeps its values."""
+        values, is_sharded = self.values, self._shards is not None and self._shards.count > 1
         return Parameter(
             self.name,
             tuple(values.shape),
             values.data_ptr(),
-            values,
+            (values, self._shards),
             self.group,
             _TRAINABLE[self._gradient_dtype],
+            self.parameter.numel() if is_sharded else 0,
         )
 
     def gradient(self) -> Optional[torch.Tensor]:
@@ -62,7 +91,7 @@ class TrainedTensor:
         check_gradient()'s.
         """
         self.check_gradient()
-        gradient = self.parameter.grad
+        gradient = self._gradient()
         if gradient is None:
             return None
         dense = gradient.to_dense() if gradient.is_sparse else gradient
@@ -74,7 +103,7 @@ class TrainedTensor:
         Raises:
             RuntimeError: it is elsewhere than the values, or of another shape.
         """
-        gradient = self.parameter.grad
+        gradient = self._gradient()
         if gradient is None:
             return
         if gradient.device != self.values.device:
@@ -93,8 +122,35 @@ class TrainedTensor:
         write to becomes a copy first."""
         gradient = self.parameter.grad
         if gradient is not None and (gradient.is_inference() or _is_expanded(gradient)):
-            self.parameter.grad = gradient = gradient.clone()
-        return gradient
+            self.parameter.grad = gradient.clone()
+        return self._gradient()
+
+    def _gradient(self) -> Optional[torch.Tensor]:
+        """Returns this process's shard of the gradient, or None if it has none."""
+        if self.is_empty:
+            return None
+        if self._shards is None:
+            return self.parameter.grad
+        if self._shards.has_whole_parameters:
+            return self.shard_gradient
+        gradient = self.parameter.grad
+        return None if gradient is None else self._shards.shard_of(gradient)
+
+    def whole_gradient(self) -> Optional[torch.Tensor]:
+        """Returns the gradient of a whole parameter, dense; None if there is none.
+
+        Raises:
+            RuntimeError: it is elsewhere than the parameter, or of another shape.
+        """
+        gradient = self.parameter.grad
+        if gradient is None:
+            return None
+        if gradient.device != self.parameter.device or gradient.shape != self.parameter.shape:
+            raise RuntimeError(
+                f"the gradient of {self.name} is {list(gradient.shape)} on {gradient.device}, wanted "
+                f"{list(self.parameter.shape)} on {self.parameter.device}"
+            )
+        return gradient.to_dense() if gradient.is_sparse else gradient
 
     def before_step(self, why_lost: Optional[str]) -> None:
         """Takes over what the program has done to the parameter since the last step.
@@ -106,6 +162,8 @@ class TrainedTensor:
             RuntimeError: it has changed, with `why_lost`, which says why that would do nothing; or
                 it has another shape, type or device now.
         """
+        if self.is_empty:
+            return
         self._check_is_followed()
         if why_lost is not None and self._has_changed():
             raise RuntimeError(f"{self.name} was changed since its last step. {why_lost}")
@@ -117,36 +175,52 @@ class TrainedTensor:
     @property
     def has_other_device(self) -> bool:
         """Tells whether the program has moved the parameter to another device."""
-        is_there = self.parameter.device == self.values.device
-        return not is_there or _device.gpu_of(self.parameter) != self.gpu
+        shard = self.shard
+        return shard.device != self.values.device or _device.gpu_of(shard) != self.gpu
 
     def with_digits_of(self, master: torch.Tensor) -> torch.Tensor:
         """Returns `master` where the parameter is what that rounds to. Elsewhere the program has loaded
         another model, and the parameter counts."""
-        now = self.parameter.detach().to(master.device)
+        if self.is_empty:
+            return master
+        now = self.shard.detach().to(master.device)
         return torch.where(master.to(now.dtype) == now, master, now.to(torch.float32))
+
+    @torch.no_grad()
+    def write(self, values: torch.Tensor) -> None:
+        """Gives the parameter values of its shard's shape, as a program does."""
+        if not self.is_empty:
+            self.shard.copy_(values)
 
     def show_values(self) -> None:
         """Gives the parameter its new values, and lets autograd know that they have changed."""
+        if self.is_empty:
+            return
         if self.is_own_memory:
             self._nothing.zero_()  # shares the parameter's version counter
         else:
-            self.parameter.copy_(self.values)
+            self.shard.copy_(self.values)
 
     def note_version(self) -> None:
-        self._version = self.parameter._version
+        self._version = self._version_now()
+
+    def _version_now(self) -> Tuple[int, int]:
+        """Returns what changes when the program writes to the parameter: in place to a DTensor, or to
+        this process's shard of it."""
+        return self.parameter._version, self.shard._version
 
     def _has_changed(self) -> bool:
         """Returns whether the program has written to the parameter since the last step."""
-        if self.parameter.data_ptr() == self._address:
-            if self.parameter._version == self._version:
+        shard = self.shard
+        if shard.data_ptr() == self._address:
+            if self._version_now() == self._version:
                 return False
             if self.is_own_memory:
                 return True
-        return not torch.equal(self.values.to(self.parameter.dtype), self.parameter)
+        return not torch.equal(self.values.to(shard.dtype), shard)
 
     def _check_is_followed(self) -> None:
-        parameter, values = self.parameter, self.values
+        parameter, values = self.shard, self.values
         if not self.has_master and values.data_ptr() != self._address:
             raise RuntimeError(f"{self.name} {_SHARED}")  # the storage has moved below
         if not self.has_master and self._has_other_memory() and _share_memory(parameter, values):
@@ -163,24 +237,29 @@ class TrainedTensor:
             )
 
     def _has_other_memory(self) -> bool:
-        is_there = self.parameter.data_ptr() == self._address
-        return not (is_there and self.parameter.is_contiguous())
+        shard = self.shard
+        return not (shard.data_ptr() == self._address and shard.is_contiguous())
 
     def _take_what_was_written(self) -> None:
         """Takes the parameter's values where they are not the fp32 values, rounded. The others keep
         what rounding would lose, also where the same was written, as Embedding's max_norm does."""
-        rounded = self.values.to(self.parameter.dtype)
-        if self.gpu is None and torch.equal(rounded, self.parameter):  # a GPU would be waited for
+        shard = self.shard
+        rounded = self.values.to(shard.dtype)
+        if self.gpu is None and torch.equal(rounded, shard):  # a GPU would be waited for
             return
         self.times_taken += 1
-        written = self.parameter.to(torch.float32)
-        self.values.copy_(torch.where(rounded == self.parameter, self.values, written))
+        written = shard.to(torch.float32)
+        self.values.copy_(torch.where(rounded == shard, self.values, written))
 
 
-def after_step(tensors: List[TrainedTensor]) -> None:
-    """Gives the parameters their new values."""
+def after_step(
+    tensors: List[TrainedTensor], gather_parameters: Optional[Callable[[], None]]
+) -> None:
+    """Gives the parameters their new values: those of other processes' shards by gather_parameters."""
     for tensor in tensors:
         tensor.show_values()
+    if gather_parameters is not None:
+        gather_parameters()
     for tensor in tensors:  # behind all: slices of one tensor share a version counter
         tensor.note_version()
 
@@ -212,7 +291,9 @@ def to_train(
 
 
 def trained_tensors(
-    groups: Sequence[Dict[str, Any]], also: AbstractSet[torch.Tensor] = frozenset()
+    groups: Sequence[Dict[str, Any]],
+    shards: Optional[Shards],
+    also: AbstractSet[torch.Tensor] = frozenset(),
 ) -> List[TrainedTensor]:
     """Returns what a job trains in the place of to_train()'s parameters, in that order.
 
@@ -236,8 +317,8 @@ def trained_tensors(
         if times[name] > 1:
             name = f"{name}, {place}"
         _check_is_whole(parameter, name)
-        _check_trainable(parameter, name)
-        tensors.append(TrainedTensor(parameter, name, g))
+        _check_trainable(parameter if shards is None else shards.shard_of(parameter), name)
+        tensors.append(TrainedTensor(parameter, name, g, shards))
     _check_are_together(tensors)
     _check_are_apart(tensors)
     return tensors
@@ -245,16 +326,12 @@ def trained_tensors(
 
 def _check_is_whole(parameter: torch.Tensor, name: str) -> None:
     """Refuses a parameter of which each rank has another shard."""
-    kinds = [kind.__name__ for kind in type(parameter).__mro__]
-    if "DTensor" in kinds:
-        what = "a DTensor, as fully_shard() and parallelize_module() make them"
-    elif hasattr(parameter, "_is_flat_param") or hasattr(parameter, "_fsdp_flattened"):
-        what = "a shard of FullyShardedDataParallel's flat parameter"
-    else:
+    if not (hasattr(parameter, "_is_flat_param") or hasattr(parameter, "_fsdp_flattened")):
         return
     raise TypeError(
-        f"{name} {list(parameter.shape)} is {what}. Signpost averages the gradients of whole models, of "
-        "which each rank has one: train the model without it"
+        f"{name} {list(parameter.shape)} is a shard of FullyShardedDataParallel's flat parameter, of which "
+        "nothing says which elements it has: shard the model by fully_shard() (docs/sharding.md), or "
+        "train it whole"
     )
 
 
@@ -270,13 +347,17 @@ def _check_are_together(tensors: List[TrainedTensor]) -> None:
 
 def _check_are_apart(tensors: List[TrainedTensor]) -> None:
     """By the memory of the model: a session may have copies."""
-    in_order = sorted(tensors, key=lambda tensor: tensor.parameter.data_ptr())
+    memory = {t: t.shard if is_dtensor(t.parameter) else t.parameter for t in tensors}
+    in_order = sorted(
+        (tensor for tensor in tensors if memory[tensor].numel() > 0),
+        key=lambda tensor: memory[tensor].data_ptr(),
+    )
     before: List[TrainedTensor] = []  # those that reach behind where this one begins
     for tensor in in_order:
-        begin = tensor.parameter.data_ptr()
-        before = [other for other in before if _end(other.parameter) > begin]
+        begin = memory[tensor].data_ptr()
+        before = [other for other in before if _end(memory[other]) > begin]
         for other in before:
-            if _share_memory(other.parameter, tensor.parameter):
+            if _share_memory(memory[other], memory[tensor]):
                 raise ValueError(
                     f"{other.name} and {tensor.name} are two Parameters with the same memory, "
                     "which would be trained twice; to tie weights share the Parameter itself, as "

@@ -1,0 +1,127 @@
+"""Whole parameters whose optimizer is shared out over the processes of a machine.
+
+Each of L processes has the whole model, and steps 1/L of it: some rows of every parameter, its *shard*. Before a
+step the processes reduce-scatter their gradients, so that each has the machine's mean for its shard; after
+it they all-gather the parameters.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Callable, List, Sequence
+
+import torch
+
+from signpost.torch._shards import Shards
+from signpost.torch._tensors import TrainedTensor
+
+if torch.distributed.is_available():
+    # By their names from PyTorch 2.13 on, and before.
+    _reduce_scatter: Callable[..., Any] = getattr(
+        torch.distributed, "reduce_scatter_single", torch.distributed.reduce_scatter_tensor
+    )
+    _all_gather: Callable[..., Any] = getattr(
+        torch.distributed, "all_gather_single", torch.distributed.all_gather_into_tensor
+    )
+
+
+_BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel's
+
+
+@dataclass
+class _Bucket:
+    """Tensors of one type that travel together: the shards one after the other, all as long as the longest."""
+
+    indices: List[int]  # of the tensors among all
+    tensors: List[TrainedTensor]
+    of_all: torch.Tensor  # one-dimensional
+    own: torch.Tensor  # this process's shard
+    places: List[List[torch.Tensor]]  # by shard and tensor, views of of_all
+    own_places: List[torch.Tensor]  # by tensor, views of own
+
+
+class NodeExchange:
+    """The collective calls of one optimizer and one job. All processes of the machine make them alike:
+    bucket by bucket, in the order in which a backward pass is likely to have their gradients."""
+
+    def __init__(self, tensors: Sequence[TrainedTensor], shards: Shards) -> None:
+        self._shards = shards
+        self._group = shards.mesh.get_group()
+        self._buckets: List[_Bucket] = []
+        indices: List[int] = []
+        size = 0
+        for index in reversed(range(len(tensors))):
+            parameter = tensors[index].parameter
+            bytes_of_it = parameter.numel() * parameter.element_size()
+            is_other = bool(indices) and parameter.dtype != tensors[indices[0]].parameter.dtype
+            if indices and (is_other or size + bytes_of_it > _BUCKET_BYTES):
+                self._buckets.append(self._bucket_of(tensors, indices))
+                indices, size = [], 0
+            indices.append(index)
+            size += bytes_of_it
+        self._buckets.append(self._bucket_of(tensors, indices))
+
+    @property
+    def buckets(self) -> List[List[int]]:
+        """The indices of the tensors of each bucket, in the order of the calls."""
+        return [bucket.indices for bucket in self._buckets]
+
+    def begin_alike(self) -> None:
+        """Gives parameters the values that they have in the machine's first process."""
+        first = torch.distributed.get_global_rank(self._group, 0)
+        for bucket in self._buckets:
+            for tensor in bucket.tensors:
+                whole = tensor.parameter.detach().contiguous()
+                torch.distributed.broadcast(whole, first, group=self._group)
+                tensor.parameter.detach().copy_(whole)
+
+    def reduce_gradients(self) -> None:
+        """Gives each tensor the machine's mean gradient of its shard."""
+        for number in range(len(self._buckets)):
+            self.reduce_bucket(number)
+
+    def reduce_bucket(self, number: int) -> None:
+        """Does so for the tensors of one bucket. Call it for all buckets, in their order."""
+        bucket = self._buckets[number]
+        for index, places in enumerate(bucket.places):
+            for place, tensor in zip(places, bucket.tensors):
+                gradient = tensor.whole_gradient()
+                if gradient is None:
+                    place.zero_()
+                else:
+                    place.copy_(self._shards.rows_of(gradient, index))
+        _reduce_scatter(bucket.own, bucket.of_all, group=self._group)
+        bucket.own.div_(self._shards.count)
+        for tensor, place in zip(bucket.tensors, bucket.own_places):
+            tensor.shard_gradient = place
+
+    def gather_parameters(self) -> None:
+        """Gives each parameter the other processes' shards."""
+        for bucket in self._buckets:
+            for tensor, place in zip(bucket.tensors, bucket.own_places):
+                place.copy_(tensor.shard)
+            _all_gather(bucket.of_all, bucket.own, group=self._group)
+            for index, places in enumerate(bucket.places):
+                if index == self._shards.index:
+                    continue
+                for place, tensor in zip(places, bucket.tensors):
+                    self._shards.rows_of(tensor.parameter.detach(), index).copy_(place)
+
+    def _bucket_of(self, of_all_buckets: Sequence[TrainedTensor], indices: List[int]) -> _Bucket:
+        tensors = [of_all_buckets[index] for index in indices]
+        shards = range(self._shards.count)
+        shapes = [[self._shards.rows_of(t.parameter, i).shape for t in tensors] for i in shards]
+        elements = max(sum(shape.numel() for shape in of_shard) for of_shard in shapes)
+        like = tensors[0].parameter
+        of_all = torch.zeros(len(shards) * elements, dtype=like.dtype, device=like.device)
+        own = torch.zeros(elements, dtype=like.dtype, device=like.device)
+        places = [_views(of_all[i * elements :], shapes[i]) for i in shards]
+        own_places = _views(own, shapes[self._shards.index])
+        return _Bucket(indices, tensors, of_all, own, places, own_places)
+
+
+def _views(memory: torch.Tensor, shapes: Sequence[torch.Size]) -> List[torch.Tensor]:
+    """Returns views of these shapes that lie in the memory one after the other."""
+    views, first = [], 0
+    for shape in shapes:
+        views.append(memory[first : first + shape.numel()].view(shape))
+        first += shape.numel()
+    return views
