@@ -18,9 +18,7 @@
 #   reductions  two ranks that share the GPU reduce tensors of all types in all codecs, and train with
 #              DistributedDataParallel and ddp_hook: both end with the same bits
 #   language_model and so on: the PyTorch examples, two ranks on the GPU and one on the CPU, which end
-#              with the same parameters; language_model-node, four ranks of two nodes, of which
-#              each has one on the GPU; and language_model-node-gpu, where the nodes' workers are on
-#              it too, and share its memory with their ranks
+#              with the same parameters
 #   kernels, kernels-340M    how fast they are, against copying within the device's memory; of 100 million
 #              elements compressing and applying must each reach 85% of it, and of 340 million both
 #              together take 3 ms at most, which asks for an H100 or better
@@ -82,7 +80,6 @@ together() {
   group memcheck-nodes memcheck-nodes
   group optimizers optimizers reductions resnet
   group models language_model masked_language_model
-  group nodes language_model-node language_model-node-gpu
   for process in "${groups[@]}"; do wait "$process" || code=1; done
   echo "$what"
   table_of_groups
@@ -201,7 +198,7 @@ sanitize() {
 declare -A flags_of=([language_model]="--text $package/text")
 pytorch() {
   local ranks=$2
-  ON_CPU=" $3 " PYTHONPATH=$package/python "$package/bin/signpost" run -n "$ranks" --aggregators 2 "${@:4}" -- bash -c '
+  ON_CPU=" $3 " PYTHONPATH=$package/python "$package/bin/signpost" run -n "$ranks" --aggregators 2 -- bash -c '
     device=cuda:0
     [[ $ON_CPU != *" $SIGNPOST_RANK "* ]] || device=cpu
     exec python3 "$0" --device "$device" --results "$1" --steps 100 "${@:2}"' \
@@ -245,7 +242,7 @@ reductions() {
 }
 has_pytorch=
 ! timeout 120 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || has_pytorch=1
-examples=(optimizers reductions {,masked_}language_model resnet language_model-node{,-gpu})
+examples=(optimizers reductions {,masked_}language_model resnet)
 if ((${#loader[@]} > 0)); then
   cannot_run "this machine's C or C++ library is older than libsignpost.so's" "${examples[@]}"
 elif [[ $has_pytorch ]]; then
@@ -257,8 +254,6 @@ elif [[ $has_pytorch ]]; then
   else
     leave_out resnet "there is no scikit-learn"
   fi
-  step language_model-node pytorch language_model 4 "1 3" --per-node 2
-  step language_model-node-gpu pytorch language_model 4 "" --per-node 2 --node-gpu 0
 else
   cannot_run "python3 has no PyTorch that finds a GPU" "${examples[@]}"
 fi

@@ -2,8 +2,8 @@
 
     python3 overlap.py      # as root: each host is a network namespace, with a worker and a shard
 
-Each worker trains a transformer, or with `--processes` so many processes of its host do, for which
-it speaks. In turns it computes gradients only, exchanges only, does the one after the other, and
+Each worker trains a transformer, or with `--processes` so many processes of its host do, which share
+one exchange (`shard_mesh`). In turns it computes gradients only, exchanges only, does the one after the other, and
 does both at once. With overlap a step should take as long as the longer of computing and
 exchanging. `--idle-ms` waits in the backward pass, as for an accelerator: otherwise the exchange's
 own computing takes the cores from the model's, unless there are enough of them.
@@ -11,16 +11,15 @@ own computing takes the cores from the model's, unless there are enough of them.
 
 import argparse
 import os
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import signpost.torch as signpost
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 import language_model  # noqa: E402
@@ -34,7 +33,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--rate", default="1gbit", help="of the link, in each direction, as tc has it")
-    add("--processes", type=int, default=1, help="of each host; with more than 1 it is a node")
+    add("--processes", type=int, default=1, help="of each host, which share one exchange")
     add("--batch", type=int, default=16, help="windows of text per worker and step")
     add("--context", type=int, default=64)
     add("--width", type=int, default=256)
@@ -62,7 +61,7 @@ class Idle(torch.autograd.Function):
 class Training:
     """One worker's model and optimizer in one stage, and the ways to take its steps."""
 
-    def __init__(self, arguments, freeze_step):
+    def __init__(self, arguments, freeze_step, meshes):
         torch.manual_seed(1)
         self.model = language_model.Transformer(
             language_model.BYTES, arguments.context, arguments.width, arguments.layers
@@ -74,10 +73,10 @@ class Training:
                 )
         parameters = self.model.parameters()
         if freeze_step is None:
-            self.optimizer = signpost.Adam(parameters, lr=1e-4, overlap=True)
+            self.optimizer = signpost.Adam(parameters, lr=1e-4, overlap=True, **meshes)
         else:
             self.optimizer = signpost.OneBitAdam(
-                parameters, lr=1e-4, freeze_step=freeze_step, overlap=True
+                parameters, lr=1e-4, freeze_step=freeze_step, overlap=True, **meshes
             )
         self.inputs = torch.randint(256, (arguments.batch, arguments.context + 1))
 
@@ -102,13 +101,20 @@ class Training:
         self.optimizer.step()
 
 
+STAGES = {"fp32": None, "one-bit": 1}  # the freeze step
 WAYS = ["compute", "exchange", "one_after_the_other", "both_at_once"]
 
 
 def work(arguments):
     """What each worker does."""
     signpost.init(exchange_timeout_s=120)
-    stages = {"fp32": Training(arguments, None), "one-bit": Training(arguments, 1)}
+    meshes = {}
+    if arguments.processes > 1:
+        torch.distributed.init_process_group("gloo")
+        names = ("replicate", "shard")
+        mesh = init_device_mesh("cpu", (HOSTS, arguments.processes), mesh_dim_names=names)
+        meshes = {"replicate_mesh": mesh["replicate"], "shard_mesh": mesh["shard"]}
+    stages = {name: Training(arguments, step, meshes) for name, step in STAGES.items()}
     times = {(stage, way): [] for stage in stages for way in WAYS}
     blocked = {(stage, way): [] for stage in stages for way in WAYS}
     for turn in range(1 + arguments.rounds):  # the first does not count
@@ -125,7 +131,7 @@ def work(arguments):
     if signpost.rank() != 0:
         return
     elements = sum(p.numel() for p in stages["fp32"].model.parameters())
-    who = f"{HOSTS} workers" if arguments.processes == 1 else f"{HOSTS} nodes"
+    who = f"{HOSTS} hosts of {arguments.processes}"
     print(f"{elements} parameters, {who}, {arguments.rate}; ms, medians of steps")
     for stage in stages:
         compute, exchange, one_after, both = (
@@ -175,7 +181,6 @@ def main():
     if "SIGNPOST_RANK" in os.environ:
         return work(arguments)
     processes = []
-    sockets = tempfile.mkdtemp()
     try:
         connect_hosts(arguments.rate)
         targets = [f"{address(host)}:{PORT}" for host in range(HOSTS)]
@@ -188,31 +193,31 @@ def main():
         ranks = []
         for host in range(HOSTS):
             inside = ["ip", "netns", "exec", namespace(host)]
-            joins = {"SIGNPOST_AGGREGATORS": ",".join(targets)}
-            if arguments.processes > 1:
-                joins = {"SIGNPOST_NODE": f"unix:{sockets}/{host}"}
-                node = ["worker", "--listen", joins["SIGNPOST_NODE"]]
-                node += ["--processes", str(arguments.processes), "--rank", str(host)]
-                node += ["--world-size", str(HOSTS), "--aggregators", ",".join(targets)]
-                processes.append(subprocess.Popen([*inside, *SIGNPOST, *node], env=environment))
             for process in range(arguments.processes):
+                rank = str(host * arguments.processes + process)
+                size = str(HOSTS * arguments.processes)
                 rank = {
                     "OMP_NUM_THREADS": "1",
                     **environment,
-                    **joins,
+                    "SIGNPOST_AGGREGATORS": ",".join(targets),
                     "SIGNPOST_JOB": "overlap",
-                    "SIGNPOST_RANK": str(host * arguments.processes + process),
-                    "SIGNPOST_WORLD_SIZE": str(HOSTS * arguments.processes),
+                    "SIGNPOST_RANK": rank,
+                    "SIGNPOST_WORLD_SIZE": size,
+                    "RANK": rank,
+                    "WORLD_SIZE": size,
+                    "MASTER_ADDR": address(0),
+                    "MASTER_PORT": str(PORT + 1),
+                    "GLOO_SOCKET_IFNAME": f"overlap{host}",
+                    "USE_LIBUV": "0",
                 }
                 ranks.append(subprocess.Popen([*inside, sys.executable, *sys.argv], env=rank))
         processes += ranks
         codes = [rank.wait() for rank in ranks]
         sys.exit(max(codes))
     finally:
-        for process in reversed(processes):  # ranks before the workers that they are attached to
+        for process in reversed(processes):  # ranks before aggregators
             process.terminate()
             process.wait()
-        shutil.rmtree(sockets)
         for host in range(HOSTS):
             subprocess.run(["ip", "netns", "delete", namespace(host)])
 

@@ -23,14 +23,13 @@ class Membership:
 
     After an exception only where nobody else ends the others. A launcher does, `signpost run` or
     torchrun, and they should not hear of it from a leave first: its report begins with the rank that
-    ends first. The worker of a node keeps the process's place until it is started again. And what
-    failed in here may keep a leave waiting for as long as it has failed.
+    ends first. And what failed in here may keep a leave waiting for as long as it has failed.
     """
 
     _handle: Optional[ctypes.c_void_p] = None  # from when it has joined until it leaves
     _kind = "session"  # for errors
 
-    def __init__(self, is_attached: bool = False) -> None:
+    def __init__(self) -> None:
         """To be called before joining.
 
         Raises:
@@ -39,7 +38,6 @@ class Membership:
         for other in _all():
             if other._handle is not None:
                 other._check_process()
-        self._is_attached = is_attached
         self._calls = OneCall(self._kind)
         self._process = os.getpid()
         # From the process's first one on: what is registered later ends earlier, and a process alone
@@ -87,7 +85,7 @@ class Membership:
             return False
         if error is None or isinstance(error, SystemExit):
             return True
-        if self._is_attached or _has_launcher():
+        if _has_launcher():
             return False
         return ours(error) is None
 

@@ -97,11 +97,10 @@ class Session(Membership):
                 saved state is damaged.
             UnavailableError, ResourceExhaustedError: the GPU has failed, or has too little
                 memory free: 12 bytes for each parameter, with 1-bit LAMB 16, with 0/1 Adam 20,
-                and some; or, of a process that attaches to its node's worker, the memory that they
-                share cannot be pinned. Nothing was sent.
+                and some. Nothing was sent.
         """
         self._parameters = list(parameters)  # whose memory the library has borrowed
-        super().__init__(is_attached=bool(options.node))
+        super().__init__()
         self._steps, self._is_synchronised = 0, True
         # Held to close the handle, and to look at it beside another thread's call.
         self._closing = threading.RLock()
@@ -135,8 +134,7 @@ class Session(Membership):
     @property
     def returned(self) -> bool:
         """Whether this worker came to a job that had gone on without its rank, in the place of one
-        that is gone; or attached to the worker of its node when that had the job already. Parameters
-        and optimizer state are then those of the others, or of that worker, and `steps` begins
+        that is gone. Parameters and optimizer state are then those of the others, and `steps` begins
         where they are."""
         return bool(_abi.library.signpost_returned(self._joined(), None))
 
@@ -252,8 +250,8 @@ class Session(Membership):
 
     def leave(self) -> None:
         """Ends the membership, for good. It is done anyway when the process ends; if by an
-        exception, unless `signpost run` or torchrun has started it, or a node's worker keeps its
-        place, or the exception is a SignpostError. Does nothing the second time."""
+        exception, unless `signpost run` or torchrun has started it, or the exception is a SignpostError. Does nothing the second time.
+        """
         with self._calls.enter("leave"):
             if self._handle is None:
                 return

@@ -27,7 +27,6 @@ _LAUNCHERS = (
     ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("mpiexec", "PMI_SIZE", "PMI_RANK"),
 )
-_UNNAMED_RUN = "none"  # what torchrun calls one for which it was given no --rdzv_id
 
 
 @dataclass(frozen=True)
@@ -40,18 +39,14 @@ class _Origin:
 
 
 class World:
-    """This process's rank among the workers of its job, or among the processes of all nodes."""
+    """This process's rank among the workers of its job."""
 
     def __init__(self, options: _abi.Options) -> None:
         self.rank = int(options.rank)  # [0, world_size)
         self.world_size = int(options.world_size)
         self.job: str = options.job.decode()
-        # "host:port" of each shard. With a node they are its worker's affair, and may be missing.
-        self.aggregators: List[str] = []
-        if options.aggregators:
-            self.aggregators = options.aggregators.decode().split(",")
-        # "unix:path" of the node's worker; None: this process is a worker itself.
-        self.node: Optional[str] = options.node.decode() if options.node else None
+        # "host:port" of each aggregator, in the order of their shards.
+        self.aggregators: List[str] = options.aggregators.decode().split(",")
         self._options = options
         self._origin = _Origin({}, {}, [])
         self._jobs: Dict[Optional[str], int] = {}  # by name of the optimizer, how many it had
@@ -90,8 +85,8 @@ class World:
     def options(self) -> _abi.Options:
         """Options of which the job is the training job itself: what reductions are named after."""
         options = _abi.Options.from_buffer_copy(self._options)
-        options.aggregators = ",".join(self.aggregators).encode() or None
-        options.node = self.node.encode() if self.node else None
+        options.aggregators = ",".join(self.aggregators).encode()
+        options.node = None
         options.job = self.job.encode()
         return options
 
@@ -108,12 +103,9 @@ def init(
 
     `signpost run` sets it: SIGNPOST_AGGREGATORS ("host:port" of each shard, comma-separated),
     SIGNPOST_JOB, SIGNPOST_RANK and SIGNPOST_WORLD_SIZE. Under torchrun SIGNPOST_AGGREGATORS is
-    enough, which names the job by its --rdzv_id. With SIGNPOST_NODE ("unix:path" of a `signpost
-    worker`) the process attaches to the worker of its node, and needs SIGNPOST_AGGREGATORS for
-    reductions only. What the environment does
-    not say may be in the configuration file that SIGNPOST_CONFIG names. Where nothing says where an
-    aggregator or a node's worker is, the process is the only worker, of an aggregator of its own,
-    and says so.
+    enough, which names the job by its --rdzv_id. What the environment does not say may be in the
+    configuration file that SIGNPOST_CONFIG names. Where nothing says where an aggregator is, the process is
+    the only worker, of an aggregator of its own, and says so.
 
     From then on a SignpostError that nobody catches ends the process with its `exit_code`.
 
@@ -127,8 +119,7 @@ def init(
         RuntimeError: it was called before in another environment, or with other arguments.
         InvalidArgumentError: names the environment variable, or the line of the file, that is
             missing or wrong; or a timeout that is no number.
-        UnavailableError: names the aggregator, or the node's worker, that could not be connected
-            to for ten seconds.
+        UnavailableError: names the aggregator that could not be connected to for ten seconds.
     """
     global _world
     arguments = {"join_timeout_s": join_timeout_s, "exchange_timeout_s": exchange_timeout_s}
@@ -139,6 +130,7 @@ def init(
     end_with_exit_codes()
     _check_timeout("join_timeout_s", join_timeout_s)
     _check_timeout("exchange_timeout_s", exchange_timeout_s)
+    _check_has_no_node()
     if _is_alone():
         _check_launcher()
         options = _options_alone()
@@ -156,10 +148,7 @@ def init(
             f"SIGNPOST_RANK is {world.rank} and SIGNPOST_WORLD_SIZE {world.world_size}: ranks "
             "count from 0"
         )
-    if world.node is not None:
-        _check_node(world.node)
-    else:
-        _check_aggregators(world.aggregators)
+    _check_aggregators(world.aggregators)
     added = [name for name in os.environ if name not in before]
     world._origin = _Origin(_environment(), arguments, added)
     _world = world
@@ -234,7 +223,7 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """Number of workers of the job, or of the processes on all its nodes."""
+    """Number of workers of the job."""
     return world().world_size
 
 
@@ -248,9 +237,9 @@ def _check_timeout(name: str, seconds: Optional[float]) -> None:
 
 
 def _is_alone() -> bool:
-    if any(f"SIGNPOST_{name}" in os.environ for name in (*_VARIABLES, "NODE")):
+    if any(f"SIGNPOST_{name}" in os.environ for name in _VARIABLES):
         return False
-    if session_setting("aggregators") or session_setting("node"):
+    if session_setting("aggregators"):
         return False
     return os.environ.get("WORLD_SIZE", "1") == "1"
 
@@ -290,8 +279,7 @@ def _adopt_torchrun() -> None:
     variables = os.environ
     if "RANK" not in variables or "WORLD_SIZE" not in variables:
         return
-    has_node = bool(session_setting("node"))
-    if not session_setting("aggregators") and not has_node:
+    if not session_setting("aggregators"):
         raise _invalid(
             "RANK and WORLD_SIZE are set, as by torchrun, but SIGNPOST_AGGREGATORS is not. Start "
             "an aggregator that all ranks can reach, `signpost aggregator --listen 127.0.0.1:4000` "
@@ -302,35 +290,17 @@ def _adopt_torchrun() -> None:
     if "TORCHELASTIC_RUN_ID" in variables:
         # Not of which attempt: each of torchrun's agents counts only restarts that it has begun.
         if not session_setting("job"):
-            run = variables["TORCHELASTIC_RUN_ID"]
-            if has_node and run == _UNNAMED_RUN:
-                raise _invalid(
-                    "torchrun was started without --rdzv_id, so this run has no name. The node's "
-                    "worker outlives it, and would take the next run for a restart of this one, "
-                    "which goes on with this one's parameters. Give torchrun --rdzv_id=NAME, the "
-                    "same on all nodes and another for each run, or SIGNPOST_JOB such a name"
-                )
-            variables["SIGNPOST_JOB"] = f"torchrun-{run}"
+            variables["SIGNPOST_JOB"] = f"torchrun-{variables['TORCHELASTIC_RUN_ID']}"
 
 
-def _check_node(node: str) -> None:
-    if not node.startswith("unix:"):
-        raise _invalid(f"SIGNPOST_NODE is '{node}', wanted unix:PATH")
-    deadline = time.monotonic() + _CONNECT_TIMEOUT_S
-    error = _connect(lambda left: _connect_to_socket(node[len("unix:") :], left), deadline)
-    if error is not None:
-        raise UnavailableError(
-            f"the worker of this node, SIGNPOST_NODE {node}, cannot be connected to: {error}. Does "
-            f"it run? `signpost worker --listen {node} --processes ...`",
-            code=14,
-            exit_code=69,
+def _check_has_no_node() -> None:
+    node = session_setting("node")
+    if node:
+        raise _invalid(
+            f"SIGNPOST_NODE is {node}, as `signpost run --per-node` sets it, too: a node's worker is for "
+            "programs in C and C++. In Python the processes of a machine share one exchange by "
+            "shard_mesh (docs/sharding.md): unset it, set SIGNPOST_AGGREGATORS, and leave out --per-node"
         )
-
-
-def _connect_to_socket(path: str, timeout: float) -> None:
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(timeout)
-        connection.connect(path)
 
 
 def _check_aggregators(aggregators: List[str]) -> None:

@@ -93,7 +93,7 @@ class DenseReduction:
 def test_dense_reductions_are_left_unless_ranks_may_be_late(monkeypatch):
     state = signpost.DdpHookState("onebit", name="leaving")
     state._dense = {3: PlacedReduction(DenseReduction(), torch.device("cpu"))}
-    options = SimpleNamespace(round_deadline_s=1.0, node=None)
+    options = SimpleNamespace(round_deadline_s=1.0)
     monkeypatch.setattr(_ddp_hook, "world", lambda: SimpleNamespace(options=lambda: options))
     state._leave_dense(kept=set())
     assert list(state._dense) == [3]

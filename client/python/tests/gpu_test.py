@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ import simulated_gpu
 import torch
 from gpu_job import LOCAL, STEPS, OfAllTypes, crc_of, train
 from job import use_small_chunks
-from ranks_test import start
 from signpost import (
     PYTHON_CODEC,
     InvalidArgumentError,
@@ -152,43 +150,6 @@ def test_a_reduction_puts_its_work_on_the_stream_that_is_current_then(calls, use
         calls.clear()
         signpost.all_reduce(torch.ones(5), name="on streams")
         assert calls[-2:] == [("reduction_set_stream", number), "reduce"]
-
-
-def test_ranks_of_a_node_have_the_same_bits_on_gpus():
-    """The node's worker is on one too. tests/gpu_node_test.cc has the other placements and a rank's death."""
-    [on_the_cpu] = run_job([""], "--per-node", "2")
-    [on_gpus] = run_job(["01"], "--per-node", "2", "--node-gpu", "0")
-    assert len(assert_all_are_the_same([on_the_cpu, on_gpus])) == 30
-
-
-def test_a_nodes_worker_that_has_lost_its_gpu_ends_and_says_so(tmp_path):
-    aggregator, address = start("aggregator", "--drain-grace=0s")
-    worker = [sys.executable, "-m", "signpost", "worker", f"--aggregators={address}", "--gpu=0"]
-    worker += [f"--listen=unix:{tempfile.mkdtemp(dir='/tmp')}/worker", "--processes=1"]
-    worker += ["--rank=0", "--world-size=1"]
-    fault = {"SIMULATED_FAULT_OF_WORKER": "300"}
-    with open(tmp_path / "errors", "w") as errors:
-        worker = subprocess.Popen(
-            worker, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, **fault}
-        )
-    try:
-        node = worker.stdout.readline().split()[-1]
-        of_rank = {"SIGNPOST_AGGREGATORS": address, "SIGNPOST_NODE": node, "SIGNPOST_JOB": "lost"}
-        of_rank |= {"SIGNPOST_RANK": "0", "SIGNPOST_WORLD_SIZE": "1"}
-        rank = subprocess.run(
-            [sys.executable, JOB, "0"],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **of_rank},
-        )
-        lost = "GPU 0 (simulated) of the node's worker: an illegal memory access was encountered"
-        assert f"UnavailableError: {lost}" in rank.stderr
-        assert worker.wait() == 69
-        assert f"signpost worker: {lost}" in (tmp_path / "errors").read_text()
-    finally:
-        worker.kill()
-        aggregator.terminate()
-        assert aggregator.wait() == 0
 
 
 @pytest.fixture

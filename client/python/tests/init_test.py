@@ -175,32 +175,12 @@ def test_names_the_aggregator_that_does_not_run_and_how_to_start_it(monkeypatch,
     assert f"`signpost aggregator --listen {gone} --shard 1/2`" in str(raised.value)
 
 
-def test_attaches_to_the_worker_of_its_node_without_aggregators(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)  # a socket's path must be short
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind("worker")
-        server.listen()
-        set_environment(monkeypatch, None, NODE="unix:worker")
-        world = signpost.init()
-    assert (world.rank, world.world_size, world.aggregators) == (1, 3, [])
-    options = world.next_job()
-    assert (options.node, options.aggregators) == (b"unix:worker", None)
-
-
-def test_names_the_nodes_worker_that_does_not_run_and_how_to_start_it(monkeypatch, listener):
-    set_environment(monkeypatch, listener, NODE="unix:/nowhere/worker")
-    with pytest.raises(signpost.UnavailableError) as raised:
+def test_a_nodes_worker_is_not_for_python(monkeypatch, listener):
+    set_environment(monkeypatch, listener, NODE="unix:/run/signpost/worker")
+    with pytest.raises(signpost.InvalidArgumentError) as raised:
         signpost.init()
-    assert "No such file" in str(raised.value)
-    assert "`signpost worker --listen unix:/nowhere/worker --processes" in str(raised.value)
-
-
-def test_refuses_a_node_that_is_no_socket(monkeypatch, listener):
-    set_environment(monkeypatch, listener, NODE=listener)
-    with pytest.raises(
-        signpost.InvalidArgumentError, match="SIGNPOST_NODE is .*, wanted unix:PATH"
-    ):
-        signpost.init()
+    assert "SIGNPOST_NODE is unix:/run/signpost/worker" in str(raised.value)
+    assert "share one exchange by shard_mesh (docs/sharding.md)" in str(raised.value)
 
 
 def test_a_second_call_returns_the_same_world(monkeypatch, listener):
@@ -281,35 +261,10 @@ def test_torchrun_needs_only_the_aggregators(monkeypatch, listener):
     assert (world.rank, world.world_size, world.job) == (2, 4, "torchrun-a")
 
 
-def test_torchrun_goes_on_with_the_job_of_a_nodes_worker(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SIGNPOST_NODE", "unix:worker")
-    for name, value in [("RANK", "2"), ("WORLD_SIZE", "4"), ("TORCHELASTIC_RUN_ID", "a")]:
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "5")
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind("worker")
-        server.listen()
-        world = signpost.init()
-    assert (world.rank, world.world_size, world.job) == (2, 4, "torchrun-a")
-
-
-def test_a_run_without_a_name_is_not_taken_for_the_one_before(monkeypatch, tmp_path, listener):
-    monkeypatch.chdir(tmp_path)
+def test_a_torchrun_without_a_name_may_be_followed_by_another(monkeypatch, listener):
+    """An aggregator begins a job anew when all of its processes are gone."""
     for name, value in [("RANK", "2"), ("WORLD_SIZE", "4"), ("TORCHELASTIC_RUN_ID", "none")]:
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("SIGNPOST_NODE", "unix:worker")
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind("worker")
-        server.listen()
-        with pytest.raises(signpost.InvalidArgumentError, match="without --rdzv_id.*SIGNPOST_JOB"):
-            signpost.init()
-        monkeypatch.setenv("SIGNPOST_JOB", "mine")
-        assert signpost.init().job == "mine"
-    monkeypatch.setattr(_world, "_world", None)
-    for name in ("SIGNPOST_NODE", "SIGNPOST_JOB"):
-        monkeypatch.delenv(name)
-    # An aggregator begins a job anew when all of its processes are gone.
     monkeypatch.setenv("SIGNPOST_AGGREGATORS", listener)
     assert signpost.init().job == "torchrun-none"
 

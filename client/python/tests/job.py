@@ -1,4 +1,4 @@
-"""Runs scenarios of ranks_test.py and node_test.py on one rank: `job.py SCENARIO [ARGUMENT...]`.
+"""Runs scenarios of ranks_test.py on one rank: `job.py SCENARIO [ARGUMENT...]`.
 
 `job.py SCENARIO [ARGUMENT...] + SCENARIO [ARGUMENT...]` runs several in one process, one after the
 other: importing PyTorch takes longer than most of them do. NumPy is not to be had here: PyTorch does not need it.
@@ -217,75 +217,6 @@ def dies_once(directory, max_grad_norm="0"):
     say(optimizer)
 
 
-def dies_in_a_local_interval(directory, max_grad_norm):
-    """Thirty steps of 0/1 Adam, clipped, whose ranks exchange norms before step 8 and nothing for four
-    steps at a time in the end; rank 1 dies in such an interval, unless it has."""
-    has_died = Path(directory, "has_died")
-    parameters = list(model_of().parameters())
-    intervals = {"var_update_scaler": 2, "local_step_scaler": 4, "local_step_clipper": 4}
-    optimizer = signpost.ZeroOneAdam(
-        parameters, lr=0.01, var_freeze_step=8, max_grad_norm=float(max_grad_norm), **intervals
-    )
-    print(f"begins at step {optimizer.steps}", flush=True)
-    while optimizer.steps < 30 or not optimizer.is_synchronised:
-        if signpost.rank() == 1 and optimizer.steps == 17 and not has_died.exists():
-            has_died.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        generator = torch.Generator().manual_seed(optimizer.steps * 100 + signpost.rank())
-        for parameter in parameters:
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
-        optimizer.step()
-    say(optimizer)
-
-
-def dies_in_a_backward_pass(directory):
-    """Thirty steps with overlap, of which ten dense; rank 1 dies when one gradient is missing, unless
-    it has."""
-    has_died = Path(directory, "has_died")
-    use_small_chunks()
-    model = model_of()
-    parameters = list(model.parameters())
-    optimizer = signpost.OneBitAdam(parameters, lr=0.01, freeze_step=10, overlap=True)
-    print(f"begins at step {optimizer.steps}", flush=True)
-
-    def die(gradient):
-        if signpost.rank() == 1 and optimizer.steps == 17 and not has_died.exists():
-            time.sleep(0.5)  # the others' gradients come, and what all have is sent
-            has_died.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    parameters[0].register_hook(die)  # the backward pass comes to it last
-    while optimizer.steps < 30:
-        generator = torch.Generator().manual_seed(optimizer.steps * 100 + signpost.rank())
-        optimizer.zero_grad(set_to_none=True)
-        loss = torch.zeros(())
-        for parameter in parameters:
-            loss = loss + (parameter * torch.randn(parameter.shape, generator=generator)).sum()
-        loss.backward()
-        optimizer.step()
-    say(optimizer)
-
-
-def corrects_its_rates():
-    """Three steps with overlap. Ranks of a node have other learning rates in the first, until they
-    are told."""
-    use_small_chunks()
-    model = model_of()
-    lr = 0.01 * (1 + signpost.rank() % 2)
-    optimizer = signpost.OneBitAdam(model.parameters(), lr=lr, freeze_step=2, overlap=True)
-    while optimizer.steps < 3:
-        optimizer.zero_grad(set_to_none=True)
-        inputs = torch.full((16, 50), float(signpost.rank()))
-        model(inputs).mean().backward()
-        try:
-            optimizer.step()
-        except InvalidArgumentError as error:
-            print(f"refused: {error}", flush=True)
-            optimizer.param_groups[0]["lr"] = 0.01
-            optimizer.step()
-    say(optimizer)
-
-
 def tries_again(refused=""):
     """Four steps, clipped. With an argument rank 1 alone is refused the second and the third, and
     takes them with the gradients that are there, and with new ones."""
@@ -315,43 +246,6 @@ def tries_again(refused=""):
                 backward()
         optimizer.step()
     say(optimizer)
-
-
-def corrects_its_rates_clipped():
-    """Three steps. Ranks of a node have other learning rates in the first, until they are told, and
-    take it with new gradients."""
-    model = model_of()
-    lr = 0.01 * (1 + signpost.rank() % 2)
-    optimizer = signpost.Adam(model.parameters(), lr=lr, max_grad_norm=0.5)
-    while optimizer.steps < 3:
-        set_gradients(model, gradients_of(model, optimizer.steps, signpost.rank()))
-        try:
-            optimizer.step()
-        except InvalidArgumentError as error:
-            print(f"refused: {error}", flush=True)
-            optimizer.param_groups[0]["lr"] = 0.01
-    say(optimizer)
-
-
-def changes_a_parameter():
-    """Before the optimizer is made, which counts; and then, which is refused."""
-    model = model_of()
-    with torch.no_grad():
-        model[0].weight.fill_(3.0)
-    optimizer = one_bit_adam(model.named_parameters())
-    set_gradients(model, gradients_of(model, 0, signpost.rank()))
-    optimizer.load_state_dict(optimizer.state_dict())
-    optimizer.step()
-    assert ((model[0].weight - 3.0).abs() < 0.1).all()
-    optimizer.zero_grad()
-    model.requires_grad_()
-    optimizer.step()
-    with torch.no_grad():
-        model[0].weight.clamp_(max=1.0)
-    try:
-        optimizer.step()
-    except RuntimeError as error:
-        print(f"refused: {error}", flush=True)
 
 
 def saves_alone(directory):

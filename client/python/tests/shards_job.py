@@ -4,6 +4,8 @@ Four processes train two replicas of a model of two shards each, and two process
 the same data. FSDP2, Gloo and torch.distributed.checkpoint are PyTorch's own.
 """
 
+import os
+import signal
 import sys
 import warnings
 
@@ -199,6 +201,17 @@ def saves(kind, directory, model="even"):
     train(trained, optimizer, 30, first=13)
     print(f"parameters {digest_of(trained):08x}", flush=True)
     optimizer.leave()
+
+
+def dies(kind, directory, model):
+    """As saves(), but the last process is killed at step 17."""
+    trained, optimizer = made(kind, model)
+    train(trained, optimizer, 13)
+    dcp.save(saved(trained, optimizer), checkpoint_id=directory)
+    train(trained, optimizer, 17, first=13)
+    if dist.get_rank() == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    train(trained, optimizer, 30, first=17)
 
 
 def goes_back(kind, directory, model):

@@ -1,14 +1,13 @@
 """Models that FSDP2 shards within a machine, trained across machines: two replicas of two shards."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import signpost
 from ranks_test import printed_in, run
-from shards_job import FREEZES, OPTIMIZERS
+from shards_job import OPTIMIZERS
 
 JOB = str(Path(__file__).with_name("shards_job.py"))
 KINDS = list(OPTIMIZERS)
@@ -143,6 +142,16 @@ def test_a_hook_averages_for_the_optimizer_that_a_program_has(sharded):
 def test_an_optimizer_goes_back_to_what_it_has_saved(sharded, directory, kind):
     went_back = sharded[f"goes_back {kind} {directory}/back_{kind} default_chunks"]
     assert digest_of(went_back) == digest_of(sharded[f"trains {kind} default_chunks"])
+
+
+def test_a_process_that_dies_ends_the_others_and_all_go_on_from_the_checkpoint(sharded, tmp_path):
+    code, output = run(4, 2, sys.executable, JOB, "dies", "follows", str(tmp_path), "uneven")
+    assert code == 128 + 9
+    assert "parameters" not in output
+    resumes = f"resumes follows {tmp_path} uneven"
+    assert digest_of(run_together(4, resumes)[resumes]) == digest_of(
+        sharded["trains follows uneven"]
+    )
 
 
 @pytest.mark.parametrize("replicas", [1, 4])

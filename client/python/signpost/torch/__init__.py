@@ -14,8 +14,7 @@ optimizer communicates when it is made, in `step()`, in `checkpoint()` and, with
 
 A model on one CUDA GPU is trained there: `model.cuda()` before the optimizer is made. Calls then
 put their work on PyTorch's current stream, and so does `all_reduce()` of a tensor there. The library
-must be built for it, as in `bazel build --config=cuda //client/python:wheel`. With SIGNPOST_NODE the
-optimizer runs where the node's worker has it: on the CPU, or on the GPU that its --gpu names.
+must be built for it, as in `bazel build --config=cuda //client/python:wheel`.
 """
 
 from signpost import (

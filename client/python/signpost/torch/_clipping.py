@@ -75,33 +75,25 @@ class GlobalClipping:
     """Bounds the norm of the mean gradient, over all parameters and ranks: `norm` is
     sqrt(mean over ranks of ||g||^2)."""
 
-    def __init__(
-        self, options: Options, max_norm: float, shards: Optional[Shards], joins_late: bool = False
-    ) -> None:
-        """Joins a reduction beside the job of `options`, now or late, with the first gradients.
-        Errors as Reduction's; a rank with another max_norm is refused."""
+    def __init__(self, options: Options, max_norm: float, shards: Optional[Shards]) -> None:
+        """Joins a reduction beside the job of `options`. Errors as Reduction's; a rank with another max_norm
+        is refused."""
         self.max_norm = max_norm
         self._shards = shards
         self.report: Optional[StepReport] = None
         self._squared = torch.zeros((), dtype=torch.float32, device="cpu")
-        self._options = options
-        self._reduction = None if joins_late else self._join()
+        on_host = Options.from_buffer_copy(options)
+        on_host.gpu = -1  # whatever the optimizer's session has set
+        name = f"norm, clipped to {max_norm}"
+        self._reduction = Reduction(on_host, "norm", [(name, ())])
 
     def norm(self, own: float) -> float:
-        if self._reduction is None:
-            self._reduction = self._join()
         self._squared.fill_((own / _UNIT) ** 2)
         self.report = self._reduction.reduce([self._squared.data_ptr()])
         return math.sqrt(_whole(self._squared.item(), self._shards)) * _UNIT
 
     def leave(self) -> None:
-        if self._reduction is not None:
-            self._reduction.leave()
-
-    def _join(self) -> Reduction:
-        on_host = Options.from_buffer_copy(self._options)
-        on_host.gpu = -1  # whatever the optimizer's session has set
-        return Reduction(on_host, "norm", [(f"norm, clipped to {self.max_norm}", ())])
+        self._reduction.leave()
 
 
 class OwnClipping:

@@ -141,7 +141,7 @@ class DdpHookState:
         if not unused:  # as in nearly every call
             return
         options = world().options()
-        if options.round_deadline_s > 0 and not options.node:
+        if options.round_deadline_s > 0:
             return
         for elements in unused:
             try:

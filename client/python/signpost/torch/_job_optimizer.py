@@ -331,8 +331,8 @@ class JobOptimizer(torch.optim.Optimizer):
             RuntimeError: a parameter has moved in memory, or its gradient is elsewhere or of
                 another shape; one was added that cannot be trained any more
                 (add_param_group()); the program has changed one where that would be lost, which is
-                with a node's worker, and between synchronisations (what is written through `.data`
-                or NumPy is not seen, and lost there); with overlap, gradients or rates
+                between synchronisations (what is written through `.data` or NumPy is not seen, and lost
+                there); with overlap, gradients or rates
                 are not those of the backward pass any more.
             ValueError: a group's lr, weight decay, betas or eps are no numbers or out of range, or
                 all parameters are frozen. Nothing was sent.
@@ -765,11 +765,6 @@ class JobOptimizer(torch.optim.Optimizer):
     def _why_changes_are_lost(self) -> Optional[str]:
         """Returns why a program's changes of parameters since the last step would be lost, or None if
         they would not."""
-        if world().node is not None:
-            return (
-                "The node's worker has the values, and the change would be lost: change "
-                "parameters, or load a model, before the optimizer is made"
-            )
         if not self._member().session.is_synchronised:
             return (
                 "It was between two synchronisations, of which the next would undo it: change "

@@ -134,8 +134,7 @@ class Adam(JobOptimizer):
                 min(1, max_grad_norm / (grad_norm + 1e-6)), where grad_norm is
                 sqrt(mean over ranks of ||gradient||^2), over all parameters. That is at least the
                 norm of the mean gradient, so it bounds it; for a single rank it is
-                clip_grad_norm_. One number is exchanged for it in each step, by each process with
-                the aggregators, on a node with a worker too. Where grad_norm is
+                clip_grad_norm_. One number is exchanged for it in each step. Where grad_norm is
                 not finite, or above 7e13, nothing is clipped.
             resume: directory of checkpoints to go on from: parameters and optimizer get what the
                 newest whole one has.
@@ -145,8 +144,8 @@ class Adam(JobOptimizer):
             overlap: send gradients during the backward pass, as they become ready; step() waits
                 for the rest. The same bits. Learning rates are then set before backward(),
                 gradients stay as they are until step(), and all backward passes of a step but the
-                last are inside no_sync(). Ranks may differ in it. A node's worker sends what all of
-                its processes have.
+                last are inside no_sync(). Ranks may differ in it, processes of one machine that share
+                an exchange may not.
             replicate_mesh: of DTensors, which fully_shard() makes: the processes that have the same
                 shard (docs/sharding.md). None: they follow from the meshes of all processes. `rank` and
                 `ranks` above mean these processes; norms are of the whole gradient.
@@ -511,15 +510,12 @@ class ZeroOneAdam(JobOptimizer):
         return "0/1 Adam updates the variances of all parameters in the same steps"
 
     def _new_clipping(self, options: Options) -> Optional[Clipping]:
-        # Once others exchange nothing any more, who comes back could not join them. To the worker
-        # of its node a rank may come back at any step, which it knows when it has attached.
+        # Once others exchange nothing any more, a rank that comes back could not join them.
         if self._max_grad_norm is None:
             return None
         if options.min_workers > 0:
             return OwnClipping(self._max_grad_norm, self._shards)
-        return GlobalClipping(
-            options, self._max_grad_norm, self._shards, joins_late=bool(options.node)
-        )
+        return GlobalClipping(options, self._max_grad_norm, self._shards)
 
     def _clipping_of_step(self, member: Member) -> Optional[Clipping]:
         if isinstance(member.clipping, GlobalClipping) and self.steps >= self._freeze_step:

@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Optional, Sequence, Set
 
 import torch
 
-from signpost import InvalidArgumentError, Rates, Session, StepReport
+from signpost import Rates, Session, StepReport
 from signpost.torch._node_exchange import NodeExchange
 from signpost.torch._tensors import TrainedTensor
 
@@ -97,9 +97,6 @@ class Backward:
         steps = self._session.steps
         try:
             return self._session.finish_step()
-        except InvalidArgumentError:  # a node's worker: nothing was sent, and it can be tried again
-            self._forget()
-            raise
         finally:
             if self._session.steps != steps:  # also when Ctrl-C came behind it
                 self._forget()

@@ -196,8 +196,6 @@ def shards_of(
         )
     else:
         return None
-    if world().node is not None:
-        raise TypeError("a node's worker trains whole tensors, not DTensors: unset SIGNPOST_NODE")
     groups = _groups_of(mesh, overlap)
     me = torch.distributed.get_rank()
     group = next(group for group in groups if me in group)

@@ -87,13 +87,6 @@ class State:
         """The number of workers of the job that saved the state."""
         return int(self._described.get("worldSize", 1))
 
-    def worker(self, world: World) -> Tuple[int, int]:
-        """Returns the rank of this process's worker among the job's, and their number. With a node it is
-        the node's, and ranks of the world count processes, as many on each node."""
-        if world.node is None:
-            return world.rank, world.world_size
-        return world.rank * self.workers // world.world_size, self.workers
-
 
 def state_of(
     saved: SavedState, tensors: Sequence[TrainedTensor], names: Sequence[str], places_errors: bool
@@ -245,7 +238,7 @@ def to_state_dict(
         ids: by which state_dict calls the parameters.
         shards: of the parameters, if they are sharded.
     """
-    rank, _ = state.worker(world)
+    rank = world.rank
     for parameter, entry in state.entries.items():
         whole = dict(entry)
         if parameter in state.aggregator_errors:
@@ -300,7 +293,7 @@ def from_state_dict(
         FailedPreconditionError: it is of another number of ranks, or of shards.
     """
     state, shards_before = _described(description)
-    rank, workers = state.worker(world)
+    rank, workers = world.rank, world.world_size
     workers_before = state.workers
     is_of_others = (workers_before, shards_before) != (workers, shards)
     if is_of_others:
@@ -476,5 +469,4 @@ def to_resume(state: State, tensors: Sequence[TrainedTensor], world: World) -> S
             own[_state.AGGREGATOR_ERROR] = numbers_of(share)
         fields.append(own)
     shapes = [(tensor.name, tuple(tensor.values.shape)) for tensor in tensors]
-    rank, workers = state.worker(world)
-    return make_state(state.description, rank, workers, shapes, fields)
+    return make_state(state.description, world.rank, world.world_size, shapes, fields)
