@@ -63,7 +63,7 @@ class Uneven(nn.Module):
         return self.layers(inputs) * self.scale
 
 
-# Those with rows have whole parameters, of which each process steps some rows.
+# Models with "_rows" have whole parameters; each process steps some rows of them.
 MODELS = {
     "even": even_model,
     "uneven": Uneven,
@@ -119,7 +119,7 @@ def made(kind, model="even", max_grad_norm="0", overlap="", replicas="2"):
         options = {**options, "replicate_mesh": mesh["replicate"]}
         if model.endswith("_rows"):
             options["shard_mesh"] = mesh["shard"]
-            _node_exchange._BUCKET_BYTES = 20000  # so that there are several
+            _node_exchange._LEAST_BUCKET_BYTES = 20000  # so that there are several
         else:
             made_model = sharded(made_model, mesh)
     options = {**options, "max_grad_norm": float(max_grad_norm) or None, "overlap": bool(overlap)}
@@ -204,7 +204,7 @@ def saves(kind, directory, model="even"):
 
 
 def dies(kind, directory, model):
-    """As saves(), but the last process is killed at step 17."""
+    """Saves at step 13; the last process is killed at step 17."""
     trained, optimizer = made(kind, model)
     train(trained, optimizer, 13)
     dcp.save(saved(trained, optimizer), checkpoint_id=directory)
@@ -283,6 +283,11 @@ def misuse(name, directory):
     def of_shards(**options):
         return signpost.OneBitAdam(sharded(model, mesh).parameters(), freeze_step=8, **options)
 
+    def local_tensors():
+        parameters = sharded(model, mesh).parameters()
+        shards = [parameter.to_local().detach().requires_grad_() for parameter in parameters]
+        signpost.OneBitAdam(shards).step()
+
     def adds_a_whole_one():
         of_shards().add_param_group({"params": [nn.Parameter(torch.ones(3))]})
 
@@ -311,6 +316,7 @@ def misuse(name, directory):
         "checkpoints": lambda: of_shards().checkpoint(directory),
         "adds_a_whole_one": adds_a_whole_one,
         "other_ranks_state": other_ranks_state,
+        "local_tensors": local_tensors,
         "rows_of_dtensors": lambda: of_shards(shard_mesh=mesh["shard"]),
         "rows_of_a_scalar": lambda: signpost.OneBitAdam(
             [nn.Parameter(torch.tensor(1.0))], shard_mesh=mesh["shard"]
@@ -319,7 +325,7 @@ def misuse(name, directory):
     }
     try:
         how[name]()
-    except (TypeError, ValueError, signpost.SignpostError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         print("refused:", str(error).replace("\n", " "), flush=True)
 
 

@@ -183,6 +183,7 @@ MISUSES = {
     "as_deepspeed": 'with compat="deepspeed" each tensor has one scale',
     "checkpoints": "is saved and loaded with its model by torch.distributed.checkpoint",
     "adds_a_whole_one": "call fully_shard\\(\\) on the model itself too",
+    "local_tensors": "is this process's shard of a DTensor, and would be averaged",
     "rows_of_dtensors": "shard_mesh is for whole parameters, and one is a DTensor",
     "rows_of_a_scalar": "a scalar, which has no rows to share out: make it of shape \\[1\\]",
     "hook_of_whole_model": "no parameter of the model is a DTensor",

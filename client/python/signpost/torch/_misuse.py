@@ -9,6 +9,7 @@ import torch.distributed
 
 from signpost import world
 from signpost._world import at_shutdown
+from signpost.torch._shards import is_dtensor, shard_of
 from signpost.torch._tensors import TrainedTensor
 
 
@@ -78,8 +79,8 @@ def local_gradients(
 
 
 def check_wrappers(tensors: Sequence[TrainedTensor]) -> None:
-    """Refuses a model whose gradients DistributedDataParallel averages, too. The function looks at all
-    objects of the process: call it once.
+    """Refuses a model whose gradients DistributedDataParallel averages, too, and tensors that are shards of
+    DTensors. The function looks at all objects of the process: call it once.
 
     Raises:
         RuntimeError: says what to do instead.
@@ -87,7 +88,20 @@ def check_wrappers(tensors: Sequence[TrainedTensor]) -> None:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
     ours = {id(tensor.parameter): tensor.name for tensor in tensors}
+    plain = {
+        tensor.parameter.data_ptr(): tensor.name
+        for tensor in tensors
+        if tensor.parameter.numel() > 0 and not is_dtensor(tensor.parameter)
+    }
     for wrapper in gc.get_objects():
+        if type(wrapper).__name__ == "DTensor" and is_dtensor(wrapper):
+            shard_name = plain.get(shard_of(wrapper).data_ptr())
+            if shard_name is not None:
+                raise RuntimeError(
+                    f"{shard_name} is this process's shard of a DTensor, and would be averaged with the "
+                    "other processes' shards: pass the model's parameters themselves "
+                    "(docs/sharding.md)"
+                )
         if type(wrapper).__name__ != "DistributedDataParallel" or not isinstance(
             wrapper, torch.nn.parallel.DistributedDataParallel
         ):

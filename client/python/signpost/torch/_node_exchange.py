@@ -14,7 +14,7 @@ from signpost.torch._shards import Shards
 from signpost.torch._tensors import TrainedTensor
 
 if torch.distributed.is_available():
-    # By their names from PyTorch 2.13 on, and before.
+    # PyTorch 2.13 has renamed both functions.
     _reduce_scatter: Callable[..., Any] = getattr(
         torch.distributed, "reduce_scatter_single", torch.distributed.reduce_scatter_tensor
     )
@@ -23,7 +23,10 @@ if torch.distributed.is_available():
     )
 
 
-_BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel's
+# A bucket has an eighth of the model, so that a backward pass can send seven before it ends; but at least
+# what is worth a call, and at most what DistributedDataParallel's buckets have.
+_BUCKETS = 8
+_LEAST_BUCKET_BYTES, _MOST_BUCKET_BYTES = 2**20, 25 * 2**20
 
 
 @dataclass
@@ -46,17 +49,18 @@ class NodeExchange:
         self._shards = shards
         self._group = shards.mesh.get_group()
         self._buckets: List[_Bucket] = []
+        sizes = [t.parameter.numel() * t.parameter.element_size() for t in tensors]
+        most = min(max(sum(sizes) // _BUCKETS, _LEAST_BUCKET_BYTES), _MOST_BUCKET_BYTES)
         indices: List[int] = []
         size = 0
         for index in reversed(range(len(tensors))):
-            parameter = tensors[index].parameter
-            bytes_of_it = parameter.numel() * parameter.element_size()
-            is_other = bool(indices) and parameter.dtype != tensors[indices[0]].parameter.dtype
-            if indices and (is_other or size + bytes_of_it > _BUCKET_BYTES):
+            dtype = tensors[index].parameter.dtype
+            is_other = bool(indices) and dtype != tensors[indices[0]].parameter.dtype
+            if indices and (is_other or size + sizes[index] > most):
                 self._buckets.append(self._bucket_of(tensors, indices))
                 indices, size = [], 0
             indices.append(index)
-            size += bytes_of_it
+            size += sizes[index]
         self._buckets.append(self._bucket_of(tensors, indices))
 
     @property
