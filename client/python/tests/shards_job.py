@@ -147,6 +147,39 @@ def trains(kind, *how, steps=30):
     optimizer.leave()
 
 
+def scales(model):
+    """Divides out the scale of the loss, which is another one in each process of a whole model."""
+    trained, optimizer = made("one_bit_adam", model)
+    scale = 2.0 ** (10 + 3 * dist.get_rank()) if model.endswith("_rows") else 1024.0
+    for step in range(12):
+        optimizer.zero_grad()
+        backward(trained, step)
+        for parameter in trained.parameters():
+            parameter.grad.mul_(scale)
+        optimizer.grad_scale = torch.tensor(scale)
+        optimizer.step()
+        del optimizer.grad_scale
+    print(f"parameters {digest_of(trained):08x}", flush=True)
+    optimizer.leave()
+
+
+def lacks_gradients(overlap=""):
+    """One process has no backward pass in some steps, and one lacks a gradient."""
+    trained, optimizer = made("one_bit_adam", "uneven_rows", "0", overlap)
+    for step in range(12):
+        optimizer.zero_grad()
+        if step % 3 != 1 or dist.get_rank() != 1:
+            if step % 3 == 2 and dist.get_rank() == 2:
+                trained.scale.requires_grad_(False)
+                backward(trained, step)
+                trained.scale.requires_grad_(True)
+            else:
+                backward(trained, step)
+        optimizer.step()
+    print(f"parameters {digest_of(trained):08x}", flush=True)
+    optimizer.leave()
+
+
 def is_adamw(*how):
     """Adam is AdamW on the mean of all gradients, and clips as clip_grad_norm_ does."""
     model, ours = made("adam", "uneven", *how)

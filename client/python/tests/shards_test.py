@@ -39,6 +39,10 @@ def sharded(directory):
         "trains zero_one_adam uneven 0.5",
         "trains one_bit_adam even 0 overlap",
         "trains one_bit_adam even_rows 0 overlap",
+        "lacks_gradients",
+        "lacks_gradients overlap",
+        "scales even",
+        "scales even_rows",
         "is_adamw",
         "is_adamw 0.5",
         *(f"saves {kind} {directory}/{kind} uneven" for kind in KINDS),
@@ -109,6 +113,14 @@ def test_gradients_are_clipped_by_the_norm_over_shards_and_replicas(sharded):
         assert len(said) == 4 and len(set(said)) == different
         assert all(said.count(norm) == 4 // different for norm in said)
         digest_of(sharded[scenario])
+
+
+def test_the_loss_scale_is_each_processs_own(sharded):
+    assert digest_of(sharded["scales even"]) == digest_of(sharded["scales even_rows"])
+
+
+def test_a_process_may_lack_gradients(sharded):
+    assert digest_of(sharded["lacks_gradients"]) == digest_of(sharded["lacks_gradients overlap"])
 
 
 def test_gradients_that_are_sent_in_the_backward_pass_have_the_same_bits(sharded):

@@ -91,7 +91,7 @@ _OF_OTHERS = {
 
 
 _SAVES_SHARDS = (
-    "an optimizer of DTensors is saved and loaded with its model by torch.distributed.checkpoint "
+    "an optimizer with shards is saved and loaded with its model by torch.distributed.checkpoint "
     "(docs/sharding.md)"
 )
 
@@ -233,7 +233,7 @@ class JobOptimizer(torch.optim.Optimizer):
     @property
     def state(self) -> "DefaultDict[torch.Tensor, Any]":
         """A dict for each parameter with `step`, `exp_avg`, `exp_avg_sq` and `error` after the last step:
-        fp32 tensors on the CPU; of a DTensor DTensors, on the device of its mesh (_state.py). The tensors are copies, made at the first access after a
+        fp32 tensors on the CPU; of sharded parameters DTensors, on the device of the mesh. The tensors are copies, made at the first access after a
         step, and until the next one state_dict() returns the same: do not write into them, but call
         load_state_dict(). `state` is empty once a step has failed, or leave() was called.
 
@@ -387,7 +387,7 @@ class JobOptimizer(torch.optim.Optimizer):
         goes on from the newest, with the same bits as if the job had not ended.
 
         Raises:
-            ValueError: the directory's name is empty, or parameters are DTensors.
+            ValueError: the directory's name is empty, or parameters are sharded.
             SignpostError: the checkpoints before stay, and training may go on, but after a
                 DataLossError. ResourceExhaustedError: the disk is full, on this rank or another.
             RuntimeError: of the parameters, as from step().
@@ -480,7 +480,9 @@ class JobOptimizer(torch.optim.Optimizer):
         if not state.is_synchronised:
             # The model that was saved may be another rank's.
             for tensor in tensors.values():
-                tensor.write(state.entries[tensor.parameter]["local_value"])
+                entry = state.entries.get(tensor.parameter, {})
+                if "local_value" in entry:
+                    tensor.write(entry["local_value"])
             if member.node is not None:
                 member.node.gather_parameters()
         if member.backward is not None:
@@ -511,8 +513,8 @@ class JobOptimizer(torch.optim.Optimizer):
             self._check_options_of_groups()
             self._check_groups()
             self._check_beta1()
-            trained_tensors(self.param_groups, self._shards)
             check_sharding(to_train(self.param_groups), self._shards)
+            trained_tensors(self.param_groups, self._shards)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
@@ -523,8 +525,9 @@ class JobOptimizer(torch.optim.Optimizer):
 
     @_one_call
     def parameters_crc32c(self) -> int:
-        """A checksum over all values that are trained: equal on all ranks after every step, if
-        `is_synchronised`. RuntimeErrors of the parameters as from step()."""
+        """A checksum over all values that are trained, of this process's shard if there are shards: equal on
+        all ranks after every step, if `is_synchronised`. RuntimeErrors of the parameters as from step().
+        """
         member = self._joined()
         self._take_changes(member)
         return member.session.parameters_crc32c()
@@ -580,8 +583,8 @@ class JobOptimizer(torch.optim.Optimizer):
                 "with overlap=True do that before backward()"
             )
         state = self._state_of_member()
+        check_sharding(to_train(self.param_groups), self._shards)
         tensors = trained_tensors(self.param_groups, self._shards)
-        check_sharding((tensor.parameter for tensor in tensors), self._shards)
         self._check_others(state, tensors)
         return _Loaded(self._next_job(), state)
 
@@ -640,6 +643,12 @@ class JobOptimizer(torch.optim.Optimizer):
     def _is_where(self, state: State) -> bool:
         """Returns whether the job is in that state already, so that it can go on as it is. accelerate
         saves and loads each optimizer when it begins."""
+        is_there = self._is_in(state)
+        if self._shards is not None:  # all go on, or all join anew
+            is_there = self._shards.sum([is_there])[0] == self._shards.count
+        return is_there
+
+    def _is_in(self, state: State) -> bool:
         progress, member = self._progress_of_original(), self._member()
         if progress.loaded is not None or progress.is_over:
             return False
@@ -648,12 +657,9 @@ class JobOptimizer(torch.optim.Optimizer):
         if member.backward is not None and member.backward.has_begun:
             return False
         try:
-            is_there = is_same(state, self._current_state())
+            return is_same(state, self._current_state())
         except SignpostError:  # an aggregator does not answer; the next step says so
-            is_there = False
-        if self._shards is not None:  # all go on, or all join anew
-            is_there = self._shards.sum([is_there])[0] == self._shards.count
-        return is_there
+            return False
 
     def _world(self) -> World:
         """Returns this process's rank among those that train the same tensors."""
@@ -680,10 +686,10 @@ class JobOptimizer(torch.optim.Optimizer):
             )
 
     def _join(self, options: Options, resume: Optional[str], state: Optional[State] = None) -> None:
+        check_sharding(to_train(self.param_groups), self._shards)
         tensors = trained_tensors(self.param_groups, self._shards)
         if not tensors:
             raise ValueError("no parameter requires a gradient; there is nothing to train")
-        check_sharding((tensor.parameter for tensor in tensors), self._shards)
         if state is not None:
             self._check_others(state, tensors)
             state = self._with_tensors(state, tensors)
@@ -696,17 +702,18 @@ class JobOptimizer(torch.optim.Optimizer):
             saved = to_resume(state, tensors, self._world())
             options.resume_state, options.resume_state_bytes = saved.bytes
         resumes = resume is not None or state is not None
-        # With several ranks the library checks the values that all get from rank 0.
         ranks = self._world().world_size
-        if not resumes and ranks == 1:
-            check_values(tensors)
         is_new = not resumes and ranks > 1
+        fingerprints = Fingerprints(tensors) if is_new else None
         node: Optional[NodeExchange] = None
         if self._shards is not None and self._shards.has_whole_parameters:
             node = NodeExchange(tensors, self._shards)
+            node.check_alike([self._options, self._max_grad_norm, self.defaults])
             if not resumes:
                 node.begin_alike()
-        fingerprints = Fingerprints(tensors) if is_new else None
+        # With several ranks the library checks the values that all get from rank 0.
+        if not resumes and ranks == 1:
+            check_values(tensors)
         clipping: Optional[Clipping] = None
         with contextlib.ExitStack() as undo:
             if resume is None:
@@ -781,13 +788,17 @@ class JobOptimizer(torch.optim.Optimizer):
             self._progress.are_wrappers_checked = True
         self._take_changes(member)
         scale = self._scale(member)
-        has_begun = member.backward is not None and member.backward.has_begun
-        if member.node is not None and not has_begun:
-            for tensor in member.tensors:
-                tensor.whole_gradient()  # refuses what the other processes would wait for
-            member.node.reduce_gradients()
         for tensor in member.tensors:
             _check_gradient(tensor, scale)
+        if member.node is not None:
+            self._check_beta1()  # the library would refuse it behind calls that the other processes wait for
+            for tensor in member.tensors:
+                tensor.whole_gradient()  # likewise
+            if member.backward is None:
+                member.node.reduce_gradients(scale)
+            elif not member.backward.has_begun:
+                member.backward.begin(rates)
+            scale = None
         member.clipping = self._clipping_of_step(member)
         own: List[Optional[torch.Tensor]] = []  # those that are unscaled and clipped
         preparation = member.preparation
@@ -826,7 +837,12 @@ class JobOptimizer(torch.optim.Optimizer):
         """The loss's scale, or None if gradients need not be divided by it: without a GradScaler, and
         when the GradScaler has divided them itself."""
         scale: Optional[torch.Tensor] = getattr(self, "grad_scale", None)
-        if scale is not None and member.backward is not None and member.backward.has_begun:
+        backward = member.backward
+        if (
+            scale is not None
+            and backward is not None
+            and (backward.has_begun or member.node is not None)
+        ):
             raise RuntimeError(
                 "gradients were sent during the backward pass as the GradScaler has scaled them; "
                 "make the optimizer with overlap=False"

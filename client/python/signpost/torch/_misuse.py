@@ -9,7 +9,7 @@ import torch.distributed
 
 from signpost import world
 from signpost._world import at_shutdown
-from signpost.torch._shards import is_dtensor, shard_of
+from signpost.torch._shards import is_dtensor
 from signpost.torch._tensors import TrainedTensor
 
 
@@ -94,8 +94,10 @@ def check_wrappers(tensors: Sequence[TrainedTensor]) -> None:
         if tensor.parameter.numel() > 0 and not is_dtensor(tensor.parameter)
     }
     for wrapper in gc.get_objects():
-        if type(wrapper).__name__ == "DTensor" and is_dtensor(wrapper):
-            shard_name = plain.get(shard_of(wrapper).data_ptr())
+        if type(wrapper).__name__ == "DTensor" and any(p.is_shard() for p in wrapper.placements):
+            shard = wrapper._local_tensor
+            is_plain = type(shard) in (torch.Tensor, torch.nn.Parameter)
+            shard_name = plain.get(shard.data_ptr()) if is_plain else None
             if shard_name is not None:
                 raise RuntimeError(
                     f"{shard_name} is this process's shard of a DTensor, and would be averaged with the "

@@ -6,7 +6,7 @@ it they all-gather the parameters.
 """
 
 from dataclasses import dataclass
-from typing import Any, Callable, List, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 
@@ -51,17 +51,42 @@ class NodeExchange:
         self._buckets: List[_Bucket] = []
         sizes = [t.parameter.numel() * t.parameter.element_size() for t in tensors]
         most = min(max(sum(sizes) // _BUCKETS, _LEAST_BUCKET_BYTES), _MOST_BUCKET_BYTES)
-        indices: List[int] = []
-        size = 0
+        filling: Dict[torch.dtype, List[int]] = {}
         for index in reversed(range(len(tensors))):
-            dtype = tensors[index].parameter.dtype
-            is_other = bool(indices) and dtype != tensors[indices[0]].parameter.dtype
-            if indices and (is_other or size + sizes[index] > most):
+            indices = filling.setdefault(tensors[index].parameter.dtype, [])
+            if indices and sum(sizes[i] for i in indices) + sizes[index] > most:
                 self._buckets.append(self._bucket_of(tensors, indices))
-                indices, size = [], 0
+                filling[tensors[index].parameter.dtype] = indices = []
             indices.append(index)
-            size += sizes[index]
-        self._buckets.append(self._bucket_of(tensors, indices))
+        self._buckets += [self._bucket_of(tensors, indices) for indices in filling.values()]
+
+    def check_alike(self, options: object) -> None:
+        """Compares tensors and options with the machine's other processes, which nobody else does.
+
+        Raises:
+            ValueError: says what differs.
+        """
+        tensors = [tensor for bucket in self._buckets for tensor in bucket.tensors]
+        own = [
+            f"{t.name} {list(t.parameter.shape)}, {t.parameter.dtype}, in group {t.group}"
+            for t in tensors
+        ]
+        own.append(f"options {options}")
+        told: List[Any] = [None] * self._shards.count
+        with self._shards.calls():
+            torch.distributed.all_gather_object(told, own, group=self._group)
+        for index, theirs in enumerate(told):
+            for mine, other in zip(own, theirs):
+                if mine != other:
+                    raise ValueError(
+                        f"process {index} of this machine has {other} where this one, {self._shards.index}, "
+                        f"has {mine}: the processes of a machine make their optimizers alike"
+                    )
+            if len(own) != len(theirs):
+                raise ValueError(
+                    f"process {index} of this machine trains {len(theirs) - 1} parameters, and this one, "
+                    f"{self._shards.index}, {len(own) - 1}"
+                )
 
     @property
     def buckets(self) -> List[List[int]]:
@@ -71,29 +96,39 @@ class NodeExchange:
     def begin_alike(self) -> None:
         """Gives parameters the values that they have in the machine's first process."""
         first = torch.distributed.get_global_rank(self._group, 0)
-        for bucket in self._buckets:
-            for tensor in bucket.tensors:
-                whole = tensor.parameter.detach().contiguous()
-                torch.distributed.broadcast(whole, first, group=self._group)
-                tensor.parameter.detach().copy_(whole)
+        with self._shards.calls():
+            for bucket in self._buckets:
+                for tensor in bucket.tensors:
+                    whole = tensor.parameter.detach().contiguous()
+                    torch.distributed.broadcast(whole, first, group=self._group)
+                    tensor.parameter.detach().copy_(whole)
 
-    def reduce_gradients(self) -> None:
-        """Gives each tensor the machine's mean gradient of its shard."""
+    def reduce_gradients(self, scale: Optional[torch.Tensor]) -> None:
+        """Gives each tensor the machine's mean gradient of its shard, of gradients divided by the loss's
+        scale, which is each process's own."""
         for number in range(len(self._buckets)):
-            self.reduce_bucket(number)
+            self.reduce_bucket(number, scale)
 
-    def reduce_bucket(self, number: int) -> None:
+    def reduce_bucket(self, number: int, scale: Optional[torch.Tensor] = None) -> None:
         """Does so for the tensors of one bucket. Call it for all buckets, in their order."""
         bucket = self._buckets[number]
-        for index, places in enumerate(bucket.places):
-            for place, tensor in zip(places, bucket.tensors):
-                gradient = tensor.whole_gradient()
+        for position, tensor in enumerate(bucket.tensors):
+            gradient = tensor.whole_gradient()
+            for index, places in enumerate(bucket.places):
                 if gradient is None:
-                    place.zero_()
+                    places[position].zero_()
                 else:
-                    place.copy_(self._shards.rows_of(gradient, index))
-        _reduce_scatter(bucket.own, bucket.of_all, group=self._group)
-        bucket.own.div_(self._shards.count)
+                    places[position].copy_(self._shards.rows_of(gradient, index))
+        if scale is not None:
+            bucket.of_all.div_(scale)
+        # A sum in fp16 would overflow before its mean does.
+        is_half = bucket.own.dtype == torch.float16
+        if is_half:
+            bucket.of_all.div_(self._shards.count)
+        with self._shards.calls():
+            _reduce_scatter(bucket.own, bucket.of_all, group=self._group)
+        if not is_half:
+            bucket.own.div_(self._shards.count)
         for tensor, place in zip(bucket.tensors, bucket.own_places):
             tensor.shard_gradient = place
 
@@ -101,8 +136,10 @@ class NodeExchange:
         """Gives each parameter the other processes' shards."""
         for bucket in self._buckets:
             for tensor, place in zip(bucket.tensors, bucket.own_places):
+                tensor.shard_gradient = None  # whose memory it takes
                 place.copy_(tensor.shard)
-            _all_gather(bucket.of_all, bucket.own, group=self._group)
+            with self._shards.calls():
+                _all_gather(bucket.of_all, bucket.own, group=self._group)
             for index, places in enumerate(bucket.places):
                 if index == self._shards.index:
                     continue

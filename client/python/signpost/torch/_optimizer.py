@@ -144,14 +144,15 @@ class Adam(JobOptimizer):
             overlap: send gradients during the backward pass, as they become ready; step() waits
                 for the rest. The same bits. Learning rates are then set before backward(),
                 gradients stay as they are until step(), and all backward passes of a step but the
-                last are inside no_sync(). Ranks may differ in it, processes of one machine that share
-                an exchange may not.
-            replicate_mesh: of DTensors, which fully_shard() makes: the processes that have the same
-                shard (docs/sharding.md). None: they follow from the meshes of all processes. `rank` and
-                `ranks` above mean these processes; norms are of the whole gradient.
-            shard_mesh: of whole parameters, the processes of one machine: they share the optimizer's
-                state and its exchange, and average their gradients by torch.distributed
-                (docs/sharding.md). replicate_mesh is then of those that have the same share.
+                last are inside no_sync(). Ranks may differ in it, unless parameters are sharded.
+            shard_mesh: for a model that every process has whole: the processes of this machine. They
+                average their gradients by torch.distributed, and each keeps and steps its part of
+                every parameter, the rows that fully_shard() would give it (docs/sharding.md).
+                Parameters begin with the values of the machine's first process.
+            replicate_mesh: with shard_mesh, or where parameters are DTensors, which fully_shard() makes:
+                the processes, one on each machine, that step the same part. None: they follow from
+                the meshes of all processes. `rank` and `ranks` here mean these processes; norms are
+                of the whole gradient.
             name: of the optimizer, where a program has several: the same on all ranks, and no other
                 optimizer's. None: all ranks make their optimizers in the same order.
             foreach, capturable, fused: for callers of torch.optim.AdamW, and without effect: each

@@ -8,6 +8,7 @@ from typing import Any, Callable, List, Optional, Sequence, Set
 import torch
 
 from signpost import Rates, Session, StepReport
+from signpost.torch import _device
 from signpost.torch._node_exchange import NodeExchange
 from signpost.torch._tensors import TrainedTensor
 
@@ -48,6 +49,9 @@ class Backward:
         self._node = node
         self._arrived: Set[int] = set()  # gradients of this step, sent or not
         self._next_bucket = 0  # of the node's
+        self._made: List[torch.cuda.Event] = (
+            []
+        )  # when gradients that wait for their bucket are made
         # Hooks must not keep alive what keeps them.
         this = weakref.ref(self)
         self._hooks: List[Any] = []
@@ -84,12 +88,20 @@ class Backward:
                     f"optimizer with overlap=False. {_OTHERWISE}"
                 )
 
+    def begin(self, rates: List[Rates]) -> None:
+        """Begins the step where no backward pass has."""
+        self._session.begin_step(rates)
+        self._rates = rates
+
     def finish(self, zeros: Callable[[TrainedTensor], torch.Tensor]) -> StepReport:
         """Sends what has not been sent, `zeros` for what there is no gradient of, and takes the
         step. Call check() before."""
         kept = []  # until the step is finished
-        while self._node is not None and self._next_bucket < len(self._node.buckets):
-            self._send_next_bucket(self._node)
+        if self._node is not None:
+            for tensor in self._tensors:
+                tensor.whole_gradient()  # refuses what the machine's other processes would wait for
+            while self._next_bucket < len(self._node.buckets):
+                self._send_next_bucket(self._node)
         for index, tensor in enumerate(self._tensors):
             if self._sent[index] is None and not self._send(index):
                 kept.append(zeros(tensor))
@@ -135,12 +147,14 @@ class Backward:
             rates = rates_now()
             if rates is None:
                 return
-            self._session.begin_step(rates)
-            self._rates = rates
+            self.begin(rates)
         self._arrived.add(index)
         if self._node is None:
             self._send(index)
             return
+        gpu = self._tensors[index].gpu
+        if gpu is not None:
+            self._made.append(_device.current_stream(gpu).record_event())
         buckets = self._node.buckets
         while self._next_bucket < len(buckets) and self._arrived.issuperset(
             buckets[self._next_bucket]
@@ -150,10 +164,13 @@ class Backward:
     @torch.no_grad()
     def _send_next_bucket(self, node: NodeExchange) -> None:
         """All processes of the machine have the same buckets, in the same order."""
-        number, self._next_bucket = self._next_bucket, self._next_bucket + 1
-        node.reduce_bucket(number)
-        for index in node.buckets[number]:
+        for event in self._made:  # gradients may have been made on other streams
+            event.wait()
+        self._made.clear()
+        node.reduce_bucket(self._next_bucket)
+        for index in node.buckets[self._next_bucket]:
             self._send(index)
+        self._next_bucket += 1
 
     @torch.no_grad()
     def _send(self, index: int) -> bool:

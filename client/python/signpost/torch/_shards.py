@@ -119,19 +119,28 @@ class Shards:
         """
         own = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         of_all = [torch.empty_like(own) for _ in range(self.count)]
-        try:
+        with self.calls():
             torch.distributed.all_gather(of_all, own, group=self.mesh.get_group())
             total = of_all[0].cpu()
             for other in of_all[1:]:
                 total += other.cpu()
+        added: List[float] = total.tolist()
+        return added
+
+    @contextlib.contextmanager
+    def calls(self) -> Iterator[None]:
+        """Turns errors of torch.distributed inside into SignpostError, "start it again"."""
+        try:
+            yield
+        except SignpostError:
+            raise
         except RuntimeError as error:
             raise SignpostError(
-                f"the sums over the {self.count} shards of the model have failed: {error}",
+                f"a call over the {self.count} processes that share the model has failed, as it does when "
+                f"one of them has ended: {error}",
                 code=10,
                 exit_code=75,
             ) from error
-        added: List[float] = total.tolist()
-        return added
 
     @contextlib.contextmanager
     def explains(self) -> Iterator[None]:
@@ -181,7 +190,7 @@ def shards_of(
     parameters = list(parameters)
     sharded = [parameter for parameter in parameters if is_dtensor(parameter)]
     if shard_mesh is not None:
-        check_rows(parameters)
+        check_rows(parameters, shard_mesh)
         if shard_mesh.ndim != 1:
             raise ValueError(
                 f"shard_mesh has {shard_mesh.ndim} dimensions, wanted one: mesh['shard']"
@@ -223,8 +232,8 @@ def shards_of(
     return Shards(mesh, index, count, groups.index(group), replicas, shard_mesh is not None)
 
 
-def check_rows(parameters: Iterable[torch.Tensor]) -> None:
-    """Refuses parameters whose rows cannot be shared out.
+def check_rows(parameters: Iterable[torch.Tensor], mesh: Any) -> None:
+    """Refuses parameters whose rows the processes of the mesh cannot share.
 
     Raises:
         TypeError: says why.
@@ -233,6 +242,11 @@ def check_rows(parameters: Iterable[torch.Tensor]) -> None:
         if is_dtensor(parameter):
             raise TypeError(
                 "shard_mesh is for whole parameters, and one is a DTensor: leave it out"
+            )
+        if parameter.device.type != mesh.device_type:
+            raise TypeError(
+                f"a parameter is on {parameter.device}, and shard_mesh is of {mesh.device_type}: move the "
+                "model before the optimizer is made"
             )
         if parameter.dim() == 0:
             raise TypeError(
@@ -251,7 +265,7 @@ def check_sharding(parameters: Iterable[torch.Tensor], shards: Optional[Shards])
     if not parameters:
         return
     if shards is not None and shards.has_whole_parameters:
-        return check_rows(parameters)
+        return check_rows(parameters, shards.mesh)
     if shards is None and sharded:
         raise TypeError(
             f"a parameter {list(sharded[0].shape)} is a DTensor, and the optimizer was made for whole "
@@ -295,12 +309,16 @@ def _mesh_of(sharded: Sequence[Any], parameters: int) -> Any:
 
 def _groups_of(mesh: Any, overlap: bool) -> List[List[int]]:
     """Returns the ranks of each replica of the model, in the order of their shards."""
+    if mesh.mesh.tolist() != sorted(mesh.mesh.tolist()):
+        raise ValueError(f"a mesh has ranks {mesh.mesh.tolist()}, wanted ascending ones")
     told: List[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(told, (mesh.mesh.tolist(), overlap))
     of_all = [ranks for ranks, _ in told]
     if len({overlaps for _, overlaps in told}) > 1:
         # Sums over shards would come between other calls of torch.distributed on some processes.
-        raise ValueError("overlap is True on some processes; with DTensors it is the same on all")
+        raise ValueError(
+            "overlap is True on some processes only: with shards it is the same on all"
+        )
     groups: Dict[int, List[int]] = {group[0]: group for group in of_all}
     by_first = [groups[first] for first in sorted(groups)]
     lengths = {len(group) for group in by_first}

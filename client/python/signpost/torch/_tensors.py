@@ -163,6 +163,8 @@ class TrainedTensor:
                 it has another shape, type or device now.
         """
         if self.is_empty:
+            if why_lost is not None and self._version_now() != self._version:
+                raise RuntimeError(f"{self.name} was changed since its last step. {why_lost}")
             return
         self._check_is_followed()
         if why_lost is not None and self._has_changed():
