@@ -21,7 +21,7 @@ struct Parameter {
   absl::Span<float> values;  // product of shape elements, row-major; on the worker's GPU if it has
                              // one
   uint32_t group = 0;        // which entry of the step's group rates applies
-  // Of the tensor of which this is a shard, in WorkerOptions::sum_over_shards' job; 0: it is whole.
+  // With WorkerOptions::shards > 1, the elements of the whole tensor; 0: this is a whole tensor.
   uint64_t whole_elements = 0;
 
   uint64_t WholeElements() const { return whole_elements > 0 ? whole_elements : values.size(); }

@@ -27,8 +27,8 @@ enum class StateField {
   kExpAvg = 1,    // the momentum
   kExpAvgSq = 2,  // the variance, also where a step has inverse denominators in its place
   kError = 3,     // the rank's own
-  // Those elements of the aggregators' errors that this rank saves. MakeState takes all of a
-  // tensor's, too, and ignores those that others save.
+  // The elements of the aggregators' errors that this rank saves. MakeState also takes all elements of
+  // a tensor, and ignores the ones that other ranks save.
   kAggregatorError = 4,
   kFreshExpAvgSq = 5,  // 1-bit LAMB's second variance; zeros before its freeze step
   kAnchor = 6,         // 0/1 Adam's value after the last synchronisation

@@ -172,7 +172,7 @@ TEST_F(SavedStateTest, TakesAggregatorsErrorsAtTheirPlacesToo) {
     EXPECT_EQ(std::accumulate(placed.begin(), placed.end(), 0.0),
               std::accumulate(own.begin(), own.end(), 0.0));
     leaves_some_to_others = leaves_some_to_others || own.size() < placed.size();
-    // What other ranks save is not looked at.
+    // MakeState ignores the elements that other ranks save.
     for (float& error : placed) error = error == 0 ? 9 : error;
   }
   EXPECT_TRUE(leaves_some_to_others);

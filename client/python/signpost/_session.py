@@ -250,8 +250,8 @@ class Session(Membership):
 
     def leave(self) -> None:
         """Ends the membership, for good. It is done anyway when the process ends; if by an
-        exception, unless `signpost run` or torchrun has started it, or the exception is a SignpostError. Does nothing the second time.
-        """
+        exception, unless `signpost run` or torchrun has started it, or the exception is a SignpostError.
+        Does nothing the second time."""
         with self._calls.enter("leave"):
             if self._handle is None:
                 return

@@ -86,7 +86,6 @@ class World:
         """Options of which the job is the training job itself: what reductions are named after."""
         options = _abi.Options.from_buffer_copy(self._options)
         options.aggregators = ",".join(self.aggregators).encode()
-        options.node = None
         options.job = self.job.encode()
         return options
 

@@ -16,11 +16,7 @@ import torch.distributed.checkpoint as dcp
 from job import crc32_of, run_scenarios, use_small_chunks
 from signpost.torch import _node_exchange
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -73,11 +69,11 @@ MODELS = {
 }
 
 
-def sharded(model, mesh, **options):
+def sharded(model, mesh):
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh["shard"], **options)
-    fully_shard(model, mesh=mesh["shard"], **options)
+            fully_shard(layer, mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh["shard"])
     return model
 
 
@@ -226,6 +222,24 @@ def saved(model, optimizer):
     return {"model": model_state, "optimizer": optimizer_state}
 
 
+def load(model, optimizer, directory, planner=None):
+    state = saved(model, optimizer)
+    dcp.load(state, checkpoint_id=directory, planner=planner)
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+    )
+
+
+def say_loss(model):
+    """Prints the loss on data that no step has, and the checksum of the parameters."""
+    inputs = torch.randn(256, 64, generator=torch.Generator().manual_seed(7))
+    loss = ((model(inputs) - inputs.sum(1, keepdim=True)) ** 2).mean().item()
+    print(f"loss {loss:.6f} parameters {digest_of(model):08x}", flush=True)
+
+
 def saves(kind, directory, model="even"):
     """Saves at step 13, and goes on until step 30: saving changes nothing."""
     trained, optimizer = made(kind, model)
@@ -253,14 +267,7 @@ def goes_back(kind, directory, model):
     train(trained, optimizer, 13)
     dcp.save(saved(trained, optimizer), checkpoint_id=directory)
     for until in (20, 30):
-        state = saved(trained, optimizer)
-        dcp.load(state, checkpoint_id=directory)
-        set_state_dict(
-            trained,
-            optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
+        load(trained, optimizer, directory)
         assert optimizer.steps == 13
         train(trained, optimizer, until, first=13)
     print(f"parameters {digest_of(trained):08x}", flush=True)
@@ -270,27 +277,17 @@ def goes_back(kind, directory, model):
 def resumes(kind, directory, model="even", replicas="2"):
     """Goes on from what saves() has saved, until step 30."""
     trained, optimizer = made(kind, model, "0", "", replicas)
-    state = saved(trained, optimizer)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         # More replicas than there were have errors of which the checkpoint knows nothing.
         planner = dcp.DefaultLoadPlanner(allow_partial_load=replicas == "4")
-        dcp.load(state, checkpoint_id=directory, planner=planner)
-        set_state_dict(
-            trained,
-            optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-            options=StateDictOptions(strict=True),
-        )
+        load(trained, optimizer, directory, planner)
     for warning in said:
         if "signpost" in str(warning.filename):
             print("warning", warning.message, flush=True)
     print(f"goes on from step {optimizer.steps}", flush=True)
     train(trained, optimizer, 30, first=13)
-    inputs = torch.randn(256, 64, generator=torch.Generator().manual_seed(7))
-    loss = ((trained(inputs) - inputs.sum(1, keepdim=True)) ** 2).mean().item()
-    print(f"loss {loss:.6f} parameters {digest_of(trained):08x}", flush=True)
+    say_loss(trained)
     optimizer.leave()
 
 
@@ -304,9 +301,7 @@ def hook(codec):
         signpost.fsdp_hook(sharded(model, mesh), codec, name=f"in {codec}")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     train(model, optimizer, 30)
-    inputs = torch.randn(256, 64, generator=torch.Generator().manual_seed(7))
-    loss = ((model(inputs) - inputs.sum(1, keepdim=True)) ** 2).mean().item()
-    print(f"loss {loss:.6f} parameters {digest_of(model):08x}", flush=True)
+    say_loss(model)
 
 
 def misuse(name, directory):

@@ -71,7 +71,7 @@ def digest_of(output, ranks=4):
 
 
 def number(name, output):
-    """What each rank said of it."""
+    """Returns the number of that name that each rank printed."""
     return [float(said) for said in re.findall(rf"\b{name} ([0-9.]+)", output)]
 
 

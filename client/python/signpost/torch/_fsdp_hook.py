@@ -1,6 +1,6 @@
 """Gradients of a model that FSDP2 shards, averaged over machines with any optimizer."""
 
-from typing import Any, Iterator, Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 
@@ -41,16 +41,11 @@ def fsdp_hook(
     shards = shards_of(model.parameters(), None, None, overlap=False)
     if shards is None:
         raise TypeError("no parameter of the model is a DTensor: call fully_shard() on it before")
-    for index, module in enumerate(_sharded_modules(model)):
-        module.set_all_reduce_hook(_Exchange(f"{name}/{index}", codec, shards))
-
-
-def _sharded_modules(model: torch.nn.Module) -> Iterator[Any]:
-    """Yields the modules that fully_shard() was called on, in an order that is the same on all
-    processes."""
-    for module in model.modules():
-        if hasattr(module, "set_all_reduce_hook"):
-            yield module
+    # fully_shard() has made these modules FSDPModules. All processes have them in the same order.
+    modules = (module for module in model.modules() if hasattr(module, "set_all_reduce_hook"))
+    for index, module in enumerate(modules):
+        set_hook: Any = module.set_all_reduce_hook
+        set_hook(_Exchange(f"{name}/{index}", codec, shards))
 
 
 class _Exchange:

@@ -136,7 +136,7 @@ class NodeExchange:
         """Gives each parameter the other processes' shards."""
         for bucket in self._buckets:
             for tensor, place in zip(bucket.tensors, bucket.own_places):
-                tensor.shard_gradient = None  # whose memory it takes
+                tensor.shard_gradient = None  # the memory gets parameters now
                 place.copy_(tensor.shard)
             with self._shards.calls():
                 _all_gather(bucket.of_all, bucket.own, group=self._group)

@@ -132,8 +132,6 @@ class Shards:
         """Turns errors of torch.distributed inside into SignpostError, "start it again"."""
         try:
             yield
-        except SignpostError:
-            raise
         except RuntimeError as error:
             raise SignpostError(
                 f"a call over the {self.count} processes that share the model has failed, as it does when "

@@ -58,7 +58,7 @@ class TrainedTensor:
 
     @property
     def shard(self) -> torch.Tensor:
-        """What this process trains of the parameter, in the memory that it has now."""
+        """Returns this process's part of the parameter, in the parameter's present memory."""
         return self.parameter if self._shards is None else self._shards.shard_of(self.parameter)
 
     def from_state(self, numbers: torch.Tensor) -> torch.Tensor:
